@@ -346,3 +346,40 @@ def test_operands_before_version_7_lie_where_the_node_says() -> None:
     text = "net (float[2, 3, 4] x, float[3] v) => (float[2, 3, 4] y) { y = Mul<broadcast = 1, axis = 1>(x, v) }"
     inputs = {"x": torch.randn(2, 3, 4), "v": torch.randn(3)}
     compare(made(text, {}, opset=6), lambda x, v: x * v[:, None], inputs)
+
+
+def test_sequences_hold_what_is_split_and_joined() -> None:
+    text = """net (float[5, 3] x) => (float[6, 3] y) {
+      parts = SplitToSequence<axis = 0>(x, two)
+      last = SequenceAt(parts, minus_one)
+      fewer = SequenceErase(parts, one)
+      more = SequenceInsert(fewer, last, minus_one)
+      n = SequenceLength(more)
+      wide = ConcatFromSequence<axis = 0>(more)
+      f = Cast<to = 1>(n)
+      z = Mul(wide, f)
+      pad = Identity(z)
+      y = Concat<axis = 0>(pad, x2)
+    }"""
+    constants = {"two": torch.tensor(2), "one": torch.tensor(1), "minus_one": torch.tensor(-1), "x2": torch.ones(2, 3)}
+
+    def eager(x: Tensor) -> Tensor:
+        return torch.cat([3 * torch.cat([x[:2], x[4:], x[4:]]), torch.ones(2, 3)])
+
+    compare(made(text, constants), eager, {"x": torch.randn(5, 3)})
+
+
+def test_a_loop_collects_a_sequence() -> None:
+    text = """net (float[3] x, int64 n) => (float[K, 3] y) {
+      none = SequenceEmpty()
+      all = Loop (n, , none) <
+        body = step (int64 i, bool on, seq(float[3]) a) => (bool on_, seq(float[3]) b) {
+          on_ = Identity(on)
+          f = Cast<to = 1>(i)
+          v = Mul(x, f)
+          b = SequenceInsert(a, v)
+        }
+      >
+      y = ConcatFromSequence<axis = 0, new_axis = 1>(all)
+    }"""
+    compare(made(text, {}), lambda x, n: x * torch.arange(int(n))[:, None], {"x": torch.randn(3), "n": torch.tensor(4)})

@@ -1,13 +1,12 @@
 """If, Loop and Scan, as they run for what is known when a graph is made: the branch taken, the steps one by one."""
 
-from collections.abc import Sequence
-
 import torch
 from onnx import GraphProto
 
 from ..errors import Unsupported
 from ..lowering.draft import Val
 from .importer import Given, Importer, Results
+from .sequences import stacked
 
 _MOST_STEPS = 10_000
 
@@ -34,7 +33,7 @@ def loop(
         for each, v in zip(gathered, results[len(values) :], strict=True):
             each.append(v)
         step += 1
-    return (*values, *[_stacked(t, each, 0) for each in gathered])
+    return (*values, *[stacked(t, each, 0) for each in gathered])
 
 
 def scan(t: Importer, node: Given, *inputs: Val) -> Results:
@@ -59,12 +58,4 @@ def scan(t: Importer, node: Given, *inputs: Val) -> Results:
             each.append(v)
     out_axes, out_turned = said("scan_output_axes", n_out), said("scan_output_directions", n_out)
     lists = [each[::-1] if back else each for each, back in zip(gathered, out_turned, strict=True)]
-    return (*states, *[_stacked(t, each, axis) for each, axis in zip(lists, out_axes, strict=True)])
-
-
-def _stacked(t: Importer, values: Sequence[Val], axis: int) -> Val:
-    if not values:
-        raise Unsupported("what no step has made is gathered")
-    axis %= values[0].rank + 1
-    parts = [t.emit("Unsqueeze", v, t.const([axis])) for v in values]
-    return t.emit("Concat", *parts, axis=axis)
+    return (*states, *[stacked(t, each, axis) for each, axis in zip(lists, out_axes, strict=True)])

@@ -26,7 +26,8 @@ KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.
 _FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 3}
 _FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2, "LstmCells": 5, "GruCells": 4, "RnnCells": 2}
 
-Results = Val | tuple[Val | None, ...]
+Value = Val | list[Val]  # a tensor, or a sequence of them
+Results = Value | tuple[Value | None, ...]
 
 
 def torch_dtype(code: int) -> torch.dtype:
@@ -67,7 +68,7 @@ class Given:
 
 Rule = Callable[..., Results]
 # Values by name, opsets by domain, and what the attributes of the function around are given as.
-_Scope = tuple[dict[str, Val], Mapping[str, int], Mapping[str, AttributeProto]]
+_Scope = tuple[dict[str, Value], Mapping[str, int], Mapping[str, AttributeProto]]
 Table = Mapping[tuple[str, str], Mapping[int, Rule]]  # by domain and op: from which version on
 
 
@@ -124,7 +125,7 @@ class Importer:
         """The same numbers in another dtype."""
         return x if x.dtype == dtype else self.emit("Cast", x, to=int(ONNX_TYPES[dtype]))
 
-    def body(self, graph: GraphProto, inputs: Sequence[Val | None]) -> list[Val]:
+    def body(self, graph: GraphProto, inputs: Sequence[Value | None]) -> list[Any]:
         """What a graph that the node has as an attribute makes of inputs of its own; it sees the values around it."""
         env, opsets, bound = self._scope
         names = [i.name for i in graph.input]
@@ -176,7 +177,7 @@ class Importer:
     def nodes(
         self,
         nodes: Sequence[NodeProto],
-        env: dict[str, Val],
+        env: dict[str, Value],
         opsets: Mapping[str, int],
         bound: Mapping[str, AttributeProto] | None = None,
     ) -> None:
@@ -198,10 +199,10 @@ class Importer:
     def _node(
         self,
         node: NodeProto,
-        inputs: Sequence[Val | None],
+        inputs: Sequence[Value | None],
         opsets: Mapping[str, int],
         bound: Mapping[str, AttributeProto],
-    ) -> Sequence[Val | None]:
+    ) -> Sequence[Value | None]:
         attributes = {a.name: a for a in map(_resolved(bound), node.attribute) if a is not None}
         outputs = len(node.output)
         while outputs and not node.output[outputs - 1]:
@@ -221,7 +222,7 @@ class Importer:
         return [env.get(name) for name in body.output]
 
     def _definition(
-        self, node: NodeProto, inputs: Sequence[Val | None], opsets: Mapping[str, int]
+        self, node: NodeProto, inputs: Sequence[Value | None], opsets: Mapping[str, int]
     ) -> FunctionProto | None:
         """What ONNX itself defines the op by."""
         schema: Any = schema_of(node, opsets)
@@ -230,12 +231,8 @@ class Importer:
         if schema.has_function:
             return schema.function_body
         if schema.has_context_dependent_function:
-            types = [
-                onnx.TypeProto() if v is None else helper.make_tensor_type_proto(int(v.ir.dtype or 0), list(_sizes(v)))
-                for v in inputs
-            ]
             made = schema.get_context_dependent_function(
-                node.SerializeToString(), [t.SerializeToString() for t in types]
+                node.SerializeToString(), [_type(v).SerializeToString() for v in inputs]
             )
             return FunctionProto.FromString(made) if made else None
         return None
@@ -284,6 +281,12 @@ def _domain(node: NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
+def _type(v: Value | None) -> onnx.TypeProto:
+    if isinstance(v, Val):
+        return helper.make_tensor_type_proto(int(v.ir.dtype or 0), list(_sizes(v)))
+    return helper.make_sequence_type_proto(_type(v[0])) if v else onnx.TypeProto()
+
+
 def _sizes(v: Val) -> tuple[int, ...]:
     return tuple(int(d) for d in v.dims)
 
@@ -323,7 +326,7 @@ def _value(attribute: AttributeProto) -> Any:
     return value
 
 
-def _without_missing(body: FunctionProto, env: Mapping[str, Val]) -> list[NodeProto]:
+def _without_missing(body: FunctionProto, env: Mapping[str, Value]) -> list[NodeProto]:
     """The nodes of a function, optional operands that are not given being left out of theirs."""
     missing = {name for name in body.input if name not in env}
     if not missing:

@@ -21,7 +21,7 @@ from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
 from ..lowering.to_text import to_text
 from ..process import one_thread_after_fork, tracing_lock
-from .importer import KNOWN, Importer, bodies, find, named, schema_of, tensor_of, walk
+from .importer import KNOWN, Importer, Value, bodies, find, named, schema_of, tensor_of, walk
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
@@ -179,12 +179,20 @@ class OnnxModule(nn.Module):
     def _import(self, tensors: dict[str, Tensor], pinned: dict[str, Tensor]) -> Runner:
         trains = (lambda asked: asked and self.training) if self._has_training else (lambda _: self.training)
         made = Importer(TABLE, self._model.functions, trains)
-        inputs = {name: made.draft.input(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items()}
-        env = dict(inputs)
+        inputs: dict[str, Val] = {
+            name: made.draft.input(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items()
+        }
+        env: dict[str, Value] = dict(inputs)
         env |= {name: made.tensor(t.clone()) for name, t in {**self._constants, **pinned}.items()}
         made.nodes(self._model.graph.node, env, self._opsets)
-        outputs = [env[name] for name in self.output_names]
+        outputs = [_tensor(name, env[name]) for name in self.output_names]
         return _runner(made, list(inputs.values()), outputs)
+
+
+def _tensor(name: str, value: Value) -> Val:
+    if isinstance(value, list):
+        raise NotExportable(f"output {name!r} is a sequence, not a tensor")
+    return value
 
 
 class _Scope(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from ..errors import Unsupported
 from ..lowering.draft import Val
 from .importer import Given, Importer, Results
+from .sequences import stacked
 
 # By op: its functions, and the place in ONNX's order of each gate of the core.
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
@@ -49,7 +50,7 @@ def recurrent(
         y, *ends = layer.run(x, begun, lengths, backwards)
         outputs.append(y)
         last.append(ends)
-    results = [_stacked(t, outputs, 1), *[_stacked(t, ends, 0) for ends in zip(*last, strict=True)]]
+    results = [stacked(t, outputs, 1), *[stacked(t, ends, 0) for ends in zip(*last, strict=True)]]
     if by_batch:
         results = [t.emit("Transpose", results[0], perm=[2, 0, 1, 3]), *[_turned(t, v) for v in results[1:]]]
     return tuple(results)
@@ -57,11 +58,6 @@ def recurrent(
 
 def _turned(t: Importer, v: Val) -> Val:
     return t.emit("Transpose", v, perm=[1, 0, *range(2, v.rank)])
-
-
-def _stacked(t: Importer, parts: Sequence[Val], axis: int) -> Val:
-    parts = [t.emit("Unsqueeze", v, t.const([axis])) for v in parts]
-    return parts[0] if len(parts) == 1 else t.emit("Concat", *parts, axis=axis)
 
 
 class _Layer:
@@ -129,7 +125,7 @@ class _Layer:
             outputs.append(y)
         if not outputs:
             raise Unsupported("a sequence without elements")
-        return [_stacked(t, outputs[::-1] if backwards else outputs, 0), *states]
+        return [stacked(t, outputs[::-1] if backwards else outputs, 0), *states]
 
     def _plus(self, first: Val, *others: Val | None) -> Val:
         for v in others:

@@ -14,12 +14,13 @@ from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
 from .control import condition, loop, scan
 from .einsum import einsum
-from .importer import Given, Importer, Results, Rule, tensor_of, torch_dtype
+from .importer import Given, Importer, Results, Rule, Value, tensor_of, torch_dtype
 from .indexing import col2im, compress, max_unpool, non_zero, reverse_sequence, scatter_elements, scatter_nd
 from .older import broadcast, by_channel
 from .quantization import dequantize, quantize
 from .recurrent import recurrent
 from .sampling import grid_sample, resize, resize_10, upsample_7
+from .sequences import construct, erase, insert, item, joined, length, split
 from .transforms import dft, dft_17
 
 # Attributes that the core does not know, at the values at which they say nothing.
@@ -46,6 +47,10 @@ def _emit(t: Importer, op: str, node: Given, *inputs: Val | None, **more: Any) -
         if k not in _SAY_NOTHING or (_SAY_NOTHING[k] != v and not (k == "kernel_shape" and op == "Conv"))
     }
     return t.emit(op, *inputs, outputs=node.outputs, **said)
+
+
+def _identity(t: Importer, node: Given, x: Value) -> Results:
+    return x if isinstance(x, list) else t.emit("Identity", x)
 
 
 def _attribute_as_input(name: str) -> Rule:
@@ -511,7 +516,7 @@ _REDUCTIONS += ["ReduceSumSquare"]
 _SINCE_18 = [op for op in _REDUCTIONS if op != "ReduceSum"]
 
 TABLE: dict[tuple[str, str], dict[int, Rule]] = {
-    **_rows(1, same, "And", "Concat", "Cos", "Identity", "IsNaN", "MatMul", "Not", "Or", "Sin"),
+    **_rows(1, same, "And", "Concat", "Cos", "IsNaN", "MatMul", "Not", "Or", "Sin"),
     **_rows(1, same, "Flatten", "GatherElements", "GatherND", "Range", "Trilu", "Where", "Xor"),
     **_rows(6, same, "Abs", "Ceil", "Elu", "Exp", "Floor", "LeakyRelu", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid"),
     **_rows(6, same, "Sqrt", "Tanh", "Tile"),
@@ -559,6 +564,14 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **{("", op): {6: broadcast, 7: same} for op in ("Add", "Div", "Mul", "Sub")},
     **{("", op): {1: _reduce_1, 18: _reduce} for op in _SINCE_18},
     ("", "ReduceSum"): {1: _reduce_1, 13: _reduce},
+    **_rows(11, construct, "SequenceConstruct", "SequenceEmpty"),
+    **_rows(11, erase, "SequenceErase"),
+    **_rows(11, insert, "SequenceInsert"),
+    **_rows(11, item, "SequenceAt"),
+    **_rows(11, joined, "ConcatFromSequence"),
+    **_rows(11, length, "SequenceLength"),
+    **_rows(11, split, "SplitToSequence"),
+    **_rows(1, _identity, "Identity"),
     **_rows(1, condition, "If"),
     **_rows(1, loop, "Loop"),
     **_rows(9, scan, "Scan"),
