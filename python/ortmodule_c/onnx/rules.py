@@ -12,16 +12,8 @@ import torch
 from .. import _C
 from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
-from .control import condition, loop, scan
-from .einsum import einsum
+from . import control, einsum, indexing, movement, older, quantization, recurrent, sampling, sequences, transforms
 from .importer import Given, Importer, Results, Rule, Value, tensor_of, torch_dtype
-from .indexing import col2im, compress, max_unpool, non_zero, reverse_sequence, scatter_elements, scatter_nd
-from .older import broadcast, by_channel
-from .quantization import dequantize, quantize
-from .recurrent import recurrent
-from .sampling import grid_sample, resize, resize_10, upsample_7
-from .sequences import construct, erase, insert, item, joined, length, split
-from .transforms import dft, dft_17
 
 # Attributes that the core does not know, at the values at which they say nothing.
 _SAY_NOTHING: dict[str, Any] = {
@@ -177,7 +169,7 @@ def _softsign(t: Importer, node: Given, x: Val) -> Results:
 
 
 def _prelu_6(t: Importer, node: Given, x: Val, slope: Val) -> Results:
-    return _prelu(t, node, x, by_channel(t, slope, x))
+    return _prelu(t, node, x, older.by_channel(t, slope, x))
 
 
 def _prelu(t: Importer, node: Given, x: Val, slope: Val) -> Results:
@@ -252,89 +244,6 @@ def _one_hot(t: Importer, node: Given, ids: Val, depth: Val, values: Val) -> Res
     hits = t.emit("Equal", t.emit("Unsqueeze", wrapped, t.const([axis])), _positions(t, n, axis, rank))
     off, on = (t.emit("Gather", values, t.const(i), axis=0) for i in (0, 1))
     return t.emit("Where", hits, on, off)
-
-
-# Movement
-
-
-def _slice_1(t: Importer, node: Given, x: Val) -> Results:
-    lists = [node.attributes[k] for k in ("starts", "ends")]
-    axes = node.attributes.get("axes") or list(range(len(lists[0])))
-    return t.emit("Slice", x, *[t.const(v) for v in (*lists, axes)])
-
-
-def _split(t: Importer, node: Given, x: Val, sizes: Val | None = None) -> Results:
-    axis = node.attributes.get("axis", 0) % x.rank
-    given = node.attributes.get("split")
-    if sizes is None:
-        n = node.attributes.get("num_outputs", node.outputs)
-        each = -(-int(x.dims[axis]) // n)
-        sizes = t.const(given or [*[each] * (n - 1), int(x.dims[axis]) - each * (n - 1)])
-    out = t.emit("Split", x, sizes, outputs=t.known(sizes, "the sizes").numel(), axis=axis)
-    return out
-
-
-def _pad_2(t: Importer, node: Given, x: Val) -> Results:
-    return _pad(t, node, x, t.const(node.attributes["pads"]), t.like(x, node.attributes["value"]))
-
-
-def _pad(t: Importer, node: Given, x: Val, pads: Val, value: Val | None = None, axes: Val | None = None) -> Results:
-    if axes is not None:
-        given = t.known(pads, "the padding").tolist()
-        chosen = [a % x.rank for a in t.known(axes, "the axes").tolist()]
-        full = [0] * (2 * x.rank)
-        for i, axis in enumerate(chosen):
-            full[axis], full[x.rank + axis] = given[i], given[len(chosen) + i]
-        pads = t.const(full)
-    mode = node.attributes["mode"]
-    return t.emit("Pad", x, pads, value) if mode == "constant" else _repeated(t, x, t.known(pads, "the padding"), mode)
-
-
-def _repeated(t: Importer, x: Val, pads: torch.Tensor, mode: str) -> Val:
-    """Padded with elements of its own."""
-    y = t.emit("Identity", x)
-    for axis, (before, after) in enumerate(pads.reshape(2, -1).T.tolist()):
-        n = int(x.dims[axis])
-        places = torch.arange(-before, n + after)
-        if not before and not after:
-            continue
-        if n == 0:
-            raise Unsupported("an axis without elements is padded with its own")
-        if mode == "reflect":
-            period = max(2 * (n - 1), 1)
-            places = (places % period).minimum(-places % period)
-        places = places.clamp(0, n - 1) if mode == "edge" else places % n
-        y = t.emit("Gather", y, t.tensor(places), axis=axis)
-    return y
-
-
-def _gather(t: Importer, node: Given, x: Val, ids: Val) -> Results:
-    return t.emit(node.op, x, ids, **node.attributes)
-
-
-def _blocks(t: Importer, node: Given, x: Val) -> Results:
-    """DepthToSpace and SpaceToDepth."""
-    n, c, h, w = (int(d) for d in x.dims)
-    b, last = node.attributes["blocksize"], node.attributes.get("mode", "DCR") == "DCR"
-    if node.op == "SpaceToDepth":
-        perm = [0, 3, 5, 1, 2, 4] if last else [0, 1, 3, 5, 2, 4]
-        shape, out = [n, c, h // b, b, w // b, b], [n, c * b * b, h // b, w // b]
-    else:
-        shape = [n, b, b, c // b**2, h, w] if last else [n, c // b**2, b, b, h, w]
-        perm, out = [0, 3, 4, 1, 5, 2] if last else [0, 1, 4, 2, 5, 3], [n, c // b**2, h * b, w * b]
-    moved = t.emit("Transpose", t.emit("Reshape", x, t.const(shape)), perm=perm)
-    return t.emit("Reshape", moved, t.const(out))
-
-
-def _transpose(t: Importer, node: Given, x: Val) -> Results:
-    return t.emit("Transpose", x, perm=node.attributes.get("perm", list(range(x.rank))[::-1]))
-
-
-def _eye_like(t: Importer, node: Given, x: Val) -> Results:
-    rows, columns = (int(d) for d in x.dims)
-    dtype = torch_dtype(node.attributes["dtype"]) if "dtype" in node.attributes else x.dtype
-    k = node.attributes["k"]
-    return t.tensor(torch.ones(rows, columns).triu(k).tril(k).to(dtype))
 
 
 # Linear algebra and networks
@@ -528,21 +437,21 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _conv_transpose, "ConvTranspose"),
     **_rows(1, _constant, "Constant"),
     **_rows(1, _constant_of_shape, "ConstantOfShape"),
-    **_rows(1, _eye_like, "EyeLike"),
-    **_rows(1, _gather, "Gather"),
+    **_rows(1, movement.eye_like, "EyeLike"),
+    **_rows(1, movement.gather, "Gather"),
     **_rows(1, _global_pool, "GlobalAveragePool", "GlobalMaxPool"),
     **_rows(1, _is_inf, "IsInf"),
     **_rows(1, _layer_norm, "LayerNormalization"),
     **_rows(1, _mod, "Mod"),
     **_rows(1, _nll, "NegativeLogLikelihoodLoss"),
     **_rows(1, _one_hot, "OneHot"),
-    **_rows(1, _blocks, "DepthToSpace", "SpaceToDepth"),
+    **_rows(1, movement.blocks, "DepthToSpace", "SpaceToDepth"),
     **_rows(1, _shape, "Shape"),
     **_rows(1, _size, "Size"),
     **_rows(1, _softplus, "Softplus"),
     **_rows(1, _softsign, "Softsign"),
-    **_rows(1, _split, "Split"),
-    **_rows(1, _transpose, "Transpose"),
+    **_rows(1, movement.split, "Split"),
+    **_rows(1, movement.transpose, "Transpose"),
     **_rows(1, _window, "AveragePool", "Conv", "MaxPool"),
     **_rows(6, _cast, "Cast"),
     **_rows(6, _hard_sigmoid, "HardSigmoid"),
@@ -554,44 +463,44 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _extreme, "ArgMax", "ArgMin"),
     **_rows(1, _cum_sum, "CumSum"),
     **_rows(1, _lp_pool, "LpPool"),
-    **_rows(1, dequantize, "DequantizeLinear"),
-    **_rows(1, quantize, "QuantizeLinear"),
-    **_rows(1, col2im, "Col2Im"),
+    **_rows(1, quantization.dequantize, "DequantizeLinear"),
+    **_rows(1, quantization.quantize, "QuantizeLinear"),
+    **_rows(1, indexing.col2im, "Col2Im"),
     ("", "BatchNormalization"): {6: _batch_norm_6, 7: _batch_norm},
-    ("", "DFT"): {17: dft_17, 20: dft},
-    ("", "Pow"): {1: broadcast, 7: _pow},
+    ("", "DFT"): {17: transforms.dft_17, 20: transforms.dft},
+    ("", "Pow"): {1: older.broadcast, 7: _pow},
     ("", "PRelu"): {6: _prelu_6, 7: _prelu},
-    **{("", op): {6: broadcast, 7: same} for op in ("Add", "Div", "Mul", "Sub")},
+    **{("", op): {6: older.broadcast, 7: same} for op in ("Add", "Div", "Mul", "Sub")},
     **{("", op): {1: _reduce_1, 18: _reduce} for op in _SINCE_18},
     ("", "ReduceSum"): {1: _reduce_1, 13: _reduce},
-    **_rows(11, construct, "SequenceConstruct", "SequenceEmpty"),
-    **_rows(11, erase, "SequenceErase"),
-    **_rows(11, insert, "SequenceInsert"),
-    **_rows(11, item, "SequenceAt"),
-    **_rows(11, joined, "ConcatFromSequence"),
-    **_rows(11, length, "SequenceLength"),
-    **_rows(11, split, "SplitToSequence"),
+    **_rows(11, sequences.construct, "SequenceConstruct", "SequenceEmpty"),
+    **_rows(11, sequences.erase, "SequenceErase"),
+    **_rows(11, sequences.insert, "SequenceInsert"),
+    **_rows(11, sequences.item, "SequenceAt"),
+    **_rows(11, sequences.joined, "ConcatFromSequence"),
+    **_rows(11, sequences.length, "SequenceLength"),
+    **_rows(11, sequences.split, "SplitToSequence"),
     **_rows(1, _identity, "Identity"),
-    **_rows(1, condition, "If"),
-    **_rows(1, loop, "Loop"),
-    **_rows(9, scan, "Scan"),
-    **_rows(7, recurrent, "GRU", "LSTM", "RNN"),
-    **_rows(1, compress, "Compress"),
-    **_rows(1, einsum, "Einsum"),
-    **_rows(1, grid_sample, "GridSample"),
-    **_rows(1, max_unpool, "MaxUnpool"),
-    **_rows(1, non_zero, "NonZero"),
-    **_rows(1, reverse_sequence, "ReverseSequence"),
-    **_rows(1, scatter_elements, "Scatter", "ScatterElements"),
-    **_rows(1, scatter_nd, "ScatterND"),
+    **_rows(1, control.condition, "If"),
+    **_rows(1, control.loop, "Loop"),
+    **_rows(9, control.scan, "Scan"),
+    **_rows(7, recurrent.recurrent, "GRU", "LSTM", "RNN"),
+    **_rows(1, indexing.compress, "Compress"),
+    **_rows(1, einsum.einsum, "Einsum"),
+    **_rows(1, sampling.grid_sample, "GridSample"),
+    **_rows(1, indexing.max_unpool, "MaxUnpool"),
+    **_rows(1, indexing.non_zero, "NonZero"),
+    **_rows(1, indexing.reverse_sequence, "ReverseSequence"),
+    **_rows(1, indexing.scatter_elements, "Scatter", "ScatterElements"),
+    **_rows(1, indexing.scatter_nd, "ScatterND"),
     **_rows(1, _local_response_norm, "LRN"),
     **_rows(1, _lp_norm, "LpNormalization"),
-    ("", "Upsample"): {7: upsample_7, 9: resize_10},
-    ("", "Resize"): {10: resize_10, 11: resize},
+    ("", "Upsample"): {7: sampling.upsample_7, 9: sampling.resize_10},
+    ("", "Resize"): {10: sampling.resize_10, 11: sampling.resize},
     ("", "Clip"): {6: _clip_6, 11: _clip},
-    ("", "Pad"): {2: _pad_2, 11: _pad},
+    ("", "Pad"): {2: movement.pad_2, 11: movement.pad},
     ("", "Reshape"): {1: _attribute_as_input("shape"), 5: same},
-    ("", "Slice"): {1: _slice_1, 10: same},
+    ("", "Slice"): {1: movement.slice_1, 10: same},
     ("", "Squeeze"): {1: _squeeze_1, 13: _with_default_axes},
     ("", "Unsqueeze"): {1: _attribute_as_input("axes"), 13: _with_default_axes},
     ("", "Softmax"): {1: _flattened, 13: same},
