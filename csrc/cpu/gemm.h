@@ -25,8 +25,8 @@ typedef struct omc_matrix {
 /* Columns of B, and rows of it, at whose multiples a part of what is packed may begin. */
 enum { OMC_GEMM_PART = 32 };
 
-/* What B of a product is a part of, packed; NULL: it is not. The part may end where another may
- * begin, or where the whole does. */
+/* What B of a product is a part of, packed; NULL: it is not. Its rows may end where those of
+ * another part may begin, or where those of the whole do. */
 typedef struct omc_packed {
   const void *panels;
   int64_t rows;     /* of the whole */

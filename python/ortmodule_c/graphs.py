@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,10 @@ class Graph:
 
     Attributes
     ----------
+    asked
+        What its forward may ask tensors for as attributes that they had not.
+    met
+        Tensors besides those of the call and of the module that it met.
     outside
         Tensors it takes besides those of the call and of the module.
     layouts
@@ -89,6 +94,8 @@ class Graph:
     out_spec: Spec = ()
     written: list[tuple[nn.Module, str]] = field(default_factory=list)
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
+    asked: frozenset[str] = frozenset()
+    met: list[ref[Tensor]] = field(default_factory=list)
     outside: list[Tensor] = field(default_factory=list)
 
     layouts: list[Layout] = field(default_factory=list)
@@ -115,14 +122,23 @@ class Graph:
         self.openings = openings
         return self
 
-    def serves(self, spec: Spec, leaves: Sequence[Tensor], checked: int) -> bool:
+    def serves(self, spec: Spec, leaves: Sequence[Tensor], now: Scan, checked: int) -> bool:
         """Whether it may be used for such a call of these inputs now; what it holds is `checked` so far."""
         return (
             (self.fit is None or self.fit.accepts(tuple([t.shape for t in leaves])))
+            and (not self.asked or self._are_bare(leaves, now))
             and all(look(leaves[i]) == lay for i, look, lay in self.layouts)
             and (self.held is None or self.held.hold(checked))
             and self.computed(spec) is not None
         )
+
+    def _are_bare(self, leaves: Sequence[Tensor], now: Scan) -> bool:
+        """Whether no tensor has an attribute that its forward may ask for."""
+        met = [t for r in self.met if (t := r()) is not None]
+        for t in (*leaves, *now.parameters, *now.buffers, *met):
+            if t.__dict__ and not self.asked.isdisjoint(t.__dict__):
+                return False
+        return True
 
     def computed(self, spec: Spec) -> list[Tensor] | None:
         """The inputs that are computed of numbers, those of a described call among them; None if it is not for them."""
@@ -204,16 +220,17 @@ class Graphs:
         self._lately = _LATELY
         self._refused = False  # a graph, since others took the place of those that nobody needs
 
-    def find(self, key: Key, leaves: Sequence[Tensor], last: Graph | None, checked: int) -> Graph | None:
-        """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
+    def find(self, key: Key, leaves: Sequence[Tensor], last: Graph | None, now: Scan) -> Graph | None:
+        """A graph that serves this call, if there is one; of what `last` holds `now` says how much is checked."""
         self._calls += 1
         found = None
         if last is not None and last.runner is not None and last.key[0] is key[0] and last.key == key:
-            found = last if id(last) in self._graphs and last.serves(key[0], leaves, checked) else None
+            found = last if id(last) in self._graphs and last.serves(key[0], leaves, now, now.checked) else None
         if found is None:
             candidates = itertools.chain.from_iterable(self._by_key.get(keyed, ()) for keyed in self._keys(key))
             in_force = (g for g in candidates if g.until > self._calls)
-            found = next((g for g in in_force if g.serves(key[0], leaves, checked if g is last else 0)), None)
+            served = (g for g in in_force if g.serves(key[0], leaves, now, now.checked if g is last else 0))
+            found = next(served, None)
         if found is not None:
             self._graphs.move_to_end(id(found))
             found.used, found.again = self._calls, True
@@ -504,6 +521,7 @@ class Graphs:
         assert watch is not None
         registries = [r for m in self._module.modules() for r in (m._parameters, m._buffers)]
         held = watch.held(captured.writes, captured.outside, registries)
+        own = {id(t) for r in registries for t in r.values()}
         written = [(w.module, w.name) for w in captured.writes]
         graph = Graph(
             key,
@@ -513,6 +531,8 @@ class Graphs:
             out_spec=captured.out_spec,
             written=written,
             rebound=captured.rebound,
+            asked=frozenset(watch.names),
+            met=[ref(t) for t in watch.tensors.values() if id(t) not in own],
             outside=captured.outside,
             layouts=captured.layouts,
             counting=[(id(w.module), str(w)) for w in captured.writes if w.counts],

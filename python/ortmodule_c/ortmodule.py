@@ -342,7 +342,7 @@ class ORTModule(Wrapper):
             if type(t) is not Tensor:
                 _check_tensor(t, self._ort_arguments.paths(spec)[i])
         key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
-        graph = self._ort_graphs.find(key, leaves, last, now.checked)
+        graph = self._ort_graphs.find(key, leaves, last, now)
         if graph is None:  # those that there are take no tensors that are refused
             for t, path in zip(leaves, self._ort_arguments.paths(spec), strict=True):
                 _check_tensor(t, path)

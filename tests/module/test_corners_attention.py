@@ -32,6 +32,7 @@ ATTENTION: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     ),
     "heads of no elements": (_attend, [(2, 3, 4, 0), (2, 3, 4, 0), (2, 3, 4, 8)]),
     "values of no elements": (_attend, [(2, 3, 4, 8), (2, 3, 4, 8), (2, 3, 4, 0)]),
+    "values of no elements, several blocks": (_attend, [(1, 1, 70, 8), (1, 1, 100, 8), (1, 1, 100, 0)]),
     "no queries": (_attend, [(2, 3, 0, 8), (2, 3, 4, 8), (2, 3, 4, 8)]),
     "no keys": (_attend, [(2, 3, 4, 8), (2, 3, 0, 8), (2, 3, 0, 8)]),
     "no samples": (_attend, [(0, 3, 4, 8)] * 3),

@@ -4,7 +4,8 @@
  * left out where each of its weights is exactly 0 and all that they would be multiplied by is
  * finite, so that a result is that of computing them too. The weights are 0 where entries are -inf
  * or false, or so low that no score can make up for it, beside another entry of the same row:
- * where there is none, as in a row that is the lowest number throughout, all keys are alike. */
+ * where there is none, as in a row that is the lowest number throughout, all keys are alike. Keys
+ * that no row of a causal block sees are not looked at, whatever they hold. */
 #ifndef OMC_CPU_OPS_ATTENTION_MASK_H
 #define OMC_CPU_OPS_ATTENTION_MASK_H
 

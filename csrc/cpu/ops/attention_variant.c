@@ -20,6 +20,7 @@ typedef struct {
   const storage_t *q, *k, *v, *dy;
   hidden_keys hidden;
   storage_t *out, *dq, *dk, *dv;
+  bool backward;
   int64_t parts; /* gradient */
   acc_t *sums;   /* gradient: of n_sums */
   acc_t *lse;    /* forward: may be NULL */
@@ -145,7 +146,7 @@ static void go_to_head(const attention_job *job, int64_t kv, head_sides *sides, 
   sides->kv = kv;
   sides->scores =
       side_of(transposed(k, p->k.token), OMC_STORAGE, p->dim, p->keys, panels[PACKED_SCORES]);
-  if (!job->dy) {
+  if (!job->backward) {
     sides->values =
         side_of(by_rows(v, p->v.token), WEIGHT, p->keys, p->value_dim, panels[PACKED_VALUES]);
     return;
@@ -476,6 +477,7 @@ OMC_KERNEL(AttentionGrad, args) {
   const attention_grad_params *params = args->params;
   const omc_attention_form *p = &params->form;
   attention_job job = make_job(args, p, 2);
+  job.backward = true;
   job.parts = params->parts;
   job.dy = omc_in_data(args, 0);
   job.q = omc_in_data(args, 1);

@@ -45,11 +45,13 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
             missed = "an argument is an array of NumPy"
             continue
         try:
-            _, spec = flatten(value)
+            leaves, spec = flatten(value)
         except TypeError:  # nothing describes it
             key.append(id(value))
             objects.append(value)
             continue
+        # Of a tensor's attributes Dynamo does not guard that one is not there, if that is met as an error.
+        key += [(i, *sorted(t.__dict__)) for i, t in enumerate(leaves) if t.__dict__]
         objects += [leaf for leaf in plain_leaves(spec) if type(leaf) not in _PLAIN]
         parts = [*_told_apart(spec)]
         key += [part for part in parts if part[:2] not in _SEEN]

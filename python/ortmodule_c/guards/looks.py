@@ -80,6 +80,10 @@ class Looks:
         Whether it may ask what no symbol can hide: the type of what may be a number, or if a number is another one.
     typed
         The parameters that it asks for their types.
+    imports
+        What it imports: from how many packages up, the name that is written there, and what it takes of that.
+    asked_of
+        What it asks of globals by `getattr` and `hasattr`: the chain of names that leads there, and the attribute.
     """
 
     names: frozenset[str]
@@ -97,6 +101,8 @@ class Looks:
     stored: frozenset[str]
     tells_symbols: bool
     typed: frozenset[str]
+    imports: frozenset[tuple[int, str, tuple[str, ...]]]
+    asked_of: frozenset[tuple[tuple[str, ...], str]]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -139,7 +145,29 @@ def looks(code: CodeType) -> Looks:
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
         bool(named & _SYMBOLS or (named & BY_NAME and strings & _OF_SYMBOLS)) or asks_types or _is_number(instructions),
         typed,
+        frozenset(_imports(instructions)),
+        frozenset(_asked_of(instructions)),
     )
+
+
+def _imports(instructions: list[dis.Instruction]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    for level, items, i in zip(instructions, instructions[1:], instructions[2:], strict=False):
+        if i.opname == "IMPORT_NAME":
+            yield level.argval, i.argval, items.argval or ()
+
+
+def _asked_of(instructions: list[dis.Instruction]) -> Iterator[tuple[tuple[str, ...], str]]:
+    for at, i in enumerate(instructions):
+        if i.opname != "LOAD_GLOBAL" or i.argval not in BY_NAME:
+            continue
+        chain: list[str] = []
+        for following in instructions[at + 1 :]:
+            if following.opname != ("LOAD_ATTR" if chain else "LOAD_GLOBAL"):
+                break
+            chain.append(following.argval)
+        asked = instructions[at + 1 + len(chain)]
+        if chain and asked.opname == "LOAD_CONST" and isinstance(asked.argval, str):
+            yield tuple(chain), asked.argval
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class Places:
         The module.
     """
 
+    undo: type[Undo] = Undo
+
     def __init__(self, module: nn.Module) -> None:
         self.asks_layout = False
         self.asks_looseness = False  # of arguments
@@ -57,7 +59,7 @@ class Places:
         self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
         self._seen: dict[int, Seen] = {}
         self._frozen: dict[int, tuple[Any, Any]] = {}
-        self._undo = Undo()
+        self._undo = self.undo()
         self._size = 0
         self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
         self._exchanged = [(None, state, tuple(state), tuple(state.values()), what) for state, what in _EXCHANGED]

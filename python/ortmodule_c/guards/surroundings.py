@@ -28,6 +28,7 @@ from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_bas
 from .frames import is_trusted_module
 from .held import INTERNAL, MISSING, Held
 from .looks import Looks
+from .undo import Nothing
 from .watch import Watch
 
 # What Dynamo has Python call, and traces no code of: of classes, and of members of enumerations.
@@ -66,6 +67,7 @@ class Surroundings(Watch):
         *Watch.bases,
         *(list, set, frozenset, collections.deque, collections.defaultdict, types.SimpleNamespace),
     )
+    undo = Nothing
     _ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
@@ -76,6 +78,7 @@ class Surroundings(Watch):
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
         self._is_called = self._calls_in_turn = False  # what is being entered
+        self._later: dict[bool, tuple[set[str], set[str]]] = {}  # names to look up, by whether they are called in turn
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
@@ -83,7 +86,11 @@ class Surroundings(Watch):
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
         for value in arguments:
             self._freeze(value, "an argument")
-        while self._to_enter:
+        while self._to_enter or self._later:
+            if not self._to_enter:  # of all code together: there is much of both
+                self._calls_in_turn, (new, asked) = self._later.popitem()
+                super()._look_up(new, asked)
+                continue
             code, function = self._to_enter.popitem()
             self._is_called = code in self._called_by_python
             self._calls_in_turn = self._is_called and not _is_generated(code)
@@ -144,6 +151,18 @@ class Surroundings(Watch):
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._enter(inner, scope, {})
+
+    def _import(self, name: str, items: Sequence[str], scope: dict[str, Any]) -> None:
+        """Dynamo writes modules down among the globals, and reads them there from then on."""
+        written = scope.get(f"__import_{name.replace('.', '_dot_')}", MISSING)
+        if written is not MISSING and written is not sys.modules.get(name):
+            self.refuse(f"module {name} has been exchanged", NotRunnable)
+        super()._import(name, items, scope)
+
+    def _look_up(self, new: set[str], asked: set[str]) -> None:
+        known = self._later.setdefault(self._calls_in_turn, (set(), set()))
+        known[0].update(new)
+        known[1].update(asked)
 
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
         if not self._is_called:

@@ -150,3 +150,17 @@ def _refill(value: Any, content: Any) -> None:
 def _kind(value: Any) -> Any:
     """The class whose methods see what is in a container, whatever its own may do."""
     return next(k for k in (OrderedDict, dict, set, list) if isinstance(value, k))
+
+
+class Nothing(Undo):
+    """Remembers nothing, for who puts nothing back."""
+
+    def object(self, seen: Any) -> None: ...
+
+    def of_class(self, cls: Any) -> None: ...
+
+    def namespace(self, state: dict[str, Any], title: str) -> None: ...
+
+    def container(self, value: Any, what: str) -> None: ...
+
+    def item(self, holder: Any, key: Any, value: Any, what: str) -> None: ...

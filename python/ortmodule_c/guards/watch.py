@@ -13,6 +13,7 @@ import collections
 import contextlib
 import enum
 import functools
+import importlib.util
 import inspect
 import operator
 import os
@@ -224,15 +225,27 @@ class Watch(Instances):
         self._nested.update(inner for inner in with_inner(code) if inner is not code)
         for name in code.co_names:
             self._global(name, frame.f_globals, look.scope, look.names)
+        for level, name, items in look.imports:
+            with contextlib.suppress(ImportError):  # beyond the package, which the code meets too
+                package = str(frame.f_globals.get("__package__") or "")
+                full = importlib.util.resolve_name("." * level + name, package) if level else name
+                self._import(full, items, frame.f_globals)
+        for chain, name in look.asked_of:
+            self._ask(chain, name, frame.f_globals)
         new, asked = look.names - self.names, look.asked - self._asked
         self.names |= new
         self._asked |= asked
-        for namespace, of, absence_counts in list(self._namespaces) if new or asked else ():
-            self._named(namespace, of, set(new), set(new if absence_counts else asked))
+        if new or asked:
+            self._look_up(set(new), set(asked))
         for function in self._functions.get(code, ()):
             self._hold_function(function, False)
         for owner in self._owners.get(code, ()):
             self._hold(*owner)
+
+    def _look_up(self, new: set[str], asked: set[str]) -> None:
+        """Hold what further names stand for wherever code may look them up."""
+        for namespace, of, absence_counts in list(self._namespaces):
+            self._named(namespace, of, new, new if absence_counts else asked)
 
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
         """Refuse code that looks in ways which are not watched."""
@@ -315,6 +328,27 @@ class Watch(Instances):
             self._module(value, names)
             if value is os and "getenv" in names:
                 self._hold(vars(os), "environ", os.environ, "environ of module os")
+
+    def _import(self, name: str, items: Sequence[str], _scope: dict[str, Any]) -> None:
+        """What an import in code gives: the module of that name, if there is one, and what is taken of it."""
+        if is_trusted_module(name):
+            return
+        self._named_only[id(sys.modules), name] = (sys.modules, name, f"module {name}")
+        for item in items if name in sys.modules else ():
+            state = vars(sys.modules[name])
+            self._named_only[id(state), item] = (state, item, f"{item} of module {name}")
+
+    def _ask(self, chain: Sequence[str], name: str, state: dict[str, Any]) -> None:
+        """Whether a module of Python's library or of PyTorch's has what code asks it for by name."""
+        value: Any = None
+        for part in chain:
+            value = state.get(part)
+            if not isinstance(value, types.ModuleType):
+                return
+            state = value.__dict__
+        title = str(state.get("__name__"))
+        if is_trusted_module(title):
+            self._named_only[id(state), name] = (state, name, f"{name} of module {title}")
 
     def _module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names of a module of Python, and of those in it."""
