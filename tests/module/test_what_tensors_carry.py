@@ -172,3 +172,96 @@ def test_what_the_torch_module_is_asked_for(monkeypatch: pytest.MonkeyPatch, way
     for gain in (3.0, 4.0):
         monkeypatch.setattr(nn.functional, "gain_of_a_test", gain, raising=False)
         torch.testing.assert_close(ours(x), eager(x))
+
+
+def by_alias(_m: Carrying, _x: Tensor) -> float:
+    library = torch
+    return 2.0 if hasattr(library, "flag_of_a_test") else 1.0
+
+
+def by_computed_name(_m: Carrying, _x: Tensor) -> float:
+    name = "flag_of_a_test"
+    return 2.0 if hasattr(torch, name) else 1.0
+
+
+def by_trying_torch(_m: Carrying, _x: Tensor) -> float:
+    try:
+        return 1.0 + torch.flag_of_a_test  # type: ignore[attr-defined]
+    except AttributeError:
+        return 1.0
+
+
+def by_importing(_m: Carrying, _x: Tensor) -> float:
+    try:
+        from torch import flag_of_a_test  # type: ignore[attr-defined]
+    except ImportError:
+        return 1.0
+    return 1.0 + flag_of_a_test
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("factor", [by_alias, by_computed_name, by_trying_torch, by_importing])
+def test_what_comes_to_be_in_the_torch_module(
+    monkeypatch: pytest.MonkeyPatch, factor: Callable[[Carrying, Any], float], way: str
+) -> None:
+    eager, ours = both(factor, way)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(ours(x), eager(x))
+    monkeypatch.setattr(torch, "flag_of_a_test", 1, raising=False)
+    torch.testing.assert_close(ours(x), eager(x))
+
+
+def of_what_is_imported(_m: Carrying, _x: Tensor) -> float:
+    import plugin_of_a_test
+
+    return getattr(plugin_of_a_test, "later", 1.0)
+
+
+def of_an_inner_module(_m: Carrying, _x: Tensor) -> float:
+    import plugin_of_a_test.inner
+
+    return plugin_of_a_test.inner.gain * plugin_of_a_test.gain
+
+
+def of_an_inner_module_as(_m: Carrying, _x: Tensor) -> float:
+    import plugin_of_a_test.inner as within
+
+    return within.gain
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.usefixtures("_no_plugin")
+@pytest.mark.parametrize("factor", [of_what_is_imported, of_an_inner_module, of_an_inner_module_as])
+def test_what_is_in_modules_that_the_forward_imports(factor: Callable[[Carrying, Any], float]) -> None:
+    outer, inner = plugin(3.0), plugin(2.0)
+    outer.inner, outer.__path__ = inner, []  # type: ignore[attr-defined]
+    sys.modules |= {NAME: outer, f"{NAME}.inner": inner}
+    try:
+        eager, ours = both(factor, "export")
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(ours(x), eager(x))
+        outer.later = 5.0  # type: ignore[attr-defined]
+        torch.testing.assert_close(ours(x), eager(x))
+        outer.gain = 4.0  # type: ignore[attr-defined]
+        torch.testing.assert_close(ours(x), eager(x))
+        outer.inner = plugin(7.0)  # type: ignore[attr-defined]
+        torch.testing.assert_close(ours(x), eager(x))
+    finally:
+        sys.modules.pop(f"{NAME}.inner", None)
+
+
+def by_a_pattern(_m: Carrying, x: Tensor) -> float:
+    match x:
+        case object(scale=factor):
+            return factor
+    return 1.0
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_an_attribute_that_a_pattern_asks_for() -> None:
+    eager, ours = both(by_a_pattern, "export")
+    x, scaled = torch.randn(2, 4), torch.randn(2, 4)
+    scaled.scale = 3.0  # type: ignore[attr-defined]
+    for given in (x, scaled, x):
+        torch.testing.assert_close(ours(given), eager(given))

@@ -383,3 +383,28 @@ def test_a_loop_collects_a_sequence() -> None:
       y = ConcatFromSequence<axis = 0, new_axis = 1>(all)
     }"""
     compare(made(text, {}), lambda x, n: x * torch.arange(int(n))[:, None], {"x": torch.randn(3), "n": torch.tensor(4)})
+
+
+def test_a_maximum_of_several_windows_is_put_back_once() -> None:
+    said = "kernel_shape = [3, 3], strides = [2, 2]"
+    text = f"""net (float[1, 2, 7, 7] x) => (float[1, 2, 7, 7] y) {{
+      p, i = MaxPool<{said}>(x)
+      y = MaxUnpool<{said}>(p, i)
+    }}"""
+    x = torch.randn(1, 2, 7, 7)
+    y = ortmodule_c.onnx.load(made(text, {}))(x)
+    values, places = F.max_pool2d(x, 3, 2, return_indices=True)
+    torch.testing.assert_close(y, F.max_unpool2d(values, places, 3, 2))
+
+
+@pytest.mark.parametrize("node", ["LpPool<kernel_shape = [2], strides = [2]>(x)", "LpNormalization<p = 2>(x)"])
+def test_roots_of_zero_have_no_gradient(node: str) -> None:
+    module = ortmodule_c.onnx.load(made(f"net (float[1, 2, 4] x) => (float[A, B, C] y) {{ y = {node} }}", {}))
+    x = torch.zeros(1, 2, 4, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.zeros(1, 2, 4))
+
+
+def test_a_model_that_names_no_value_is_refused() -> None:
+    with pytest.raises(NotExportable, match=r"Relu of domain ai.onnx, .*: there is no value 'z'"):
+        ortmodule_c.onnx.load(made("net (float[2] x) => (float[2] y) { y = Relu(z) }", {}))(torch.ones(2))

@@ -341,6 +341,32 @@ _COMPARED = (BY_VALUE, BY_REPR, MISSING)
 _TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
 
 
+class Library:
+    """A module of Python's library, of PyTorch's or of NumPy's, of which nothing new may be what a forward asked for.
+
+    Parameters
+    ----------
+    state
+        Its dictionary.
+    asked
+        All names that the forward may have looked up.
+    """
+
+    def __init__(self, state: dict[str, Any], asked: frozenset[str]) -> None:
+        self._state, self._asked = state, asked
+        self._known, self._size = frozenset(state), len(state)
+
+    def is_as_it_was(self) -> bool:
+        """Whether no such name has come: what is imported meanwhile does."""
+        if len(self._state) == self._size:
+            return True
+        now = frozenset(self._state)
+        if not self._asked.isdisjoint(now ^ self._known):
+            return False
+        self._known, self._size = now, len(now)
+        return True
+
+
 class Held:
     """What was read while a module was captured, and has to be as it was.
 
@@ -353,6 +379,8 @@ class Held:
     answers
         Objects whose attributes the user's own code looks up, and all names by which it did: where what these stand
         for is as it was, its dictionary may be another.
+    libraries
+        Modules of others that it met.
     """
 
     def __init__(
@@ -360,11 +388,13 @@ class Held:
         dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
         places: Sequence[tuple[Any, Any, Any, str]],
         answers: Sequence[tuple[Any, frozenset[str]]] = (),
+        libraries: Sequence[Library] = (),
     ) -> None:
         # In the order in which a scan meets them.
         self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
         self._places = list(places)
         self._answers = answers
+        self._libraries = libraries
         self.exactly = self._exactly()
 
     def _exactly(self) -> _C.Held:
@@ -411,7 +441,7 @@ class Held:
         at, last = self.exactly.first_changed(checked), -1
         while last < at < len(self._dicts) and self._takes(at):
             at, last = self.exactly.first_changed(at), at
-        return at < 0
+        return at < 0 and all(library.is_as_it_was() for library in self._libraries)
 
     def _takes(self, at: int) -> bool:
         """Hold a dictionary as it is now, if that changes nothing of what was asked for."""

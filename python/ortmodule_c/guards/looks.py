@@ -82,8 +82,6 @@ class Looks:
         The parameters that it asks for their types.
     imports
         What it imports: from how many packages up, the name that is written there, and what it takes of that.
-    asked_of
-        What it asks of globals by `getattr` and `hasattr`: the chain of names that leads there, and the attribute.
     """
 
     names: frozenset[str]
@@ -102,14 +100,16 @@ class Looks:
     tells_symbols: bool
     typed: frozenset[str]
     imports: frozenset[tuple[int, str, tuple[str, ...]]]
-    asked_of: frozenset[tuple[tuple[str, ...], str]]
 
 
 @functools.lru_cache(maxsize=4096)
 def looks(code: CodeType) -> Looks:
     """Read a code object."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PUSH_NULL", "CACHE")]
-    strings = {c for c in code.co_consts if type(c) is str and c.isidentifier()}
+    written = [
+        s for c in code.co_consts for s in (c if type(c) is tuple else (c,))
+    ]  # tuples: of a pattern's attributes
+    strings = {s for s in written if type(s) is str and s.isidentifier()}
     named = frozenset(code.co_names)
     loaded = [(i.opname, i.argval) for i in instructions]
     passes_by = named >= {"super", "__getattribute__"}
@@ -146,7 +146,6 @@ def looks(code: CodeType) -> Looks:
         bool(named & _SYMBOLS or (named & BY_NAME and strings & _OF_SYMBOLS)) or asks_types or _is_number(instructions),
         typed,
         frozenset(_imports(instructions)),
-        frozenset(_asked_of(instructions)),
     )
 
 
@@ -154,20 +153,6 @@ def _imports(instructions: list[dis.Instruction]) -> Iterator[tuple[int, str, tu
     for level, items, i in zip(instructions, instructions[1:], instructions[2:], strict=False):
         if i.opname == "IMPORT_NAME":
             yield level.argval, i.argval, items.argval or ()
-
-
-def _asked_of(instructions: list[dis.Instruction]) -> Iterator[tuple[tuple[str, ...], str]]:
-    for at, i in enumerate(instructions):
-        if i.opname != "LOAD_GLOBAL" or i.argval not in BY_NAME:
-            continue
-        chain: list[str] = []
-        for following in instructions[at + 1 :]:
-            if following.opname != ("LOAD_ATTR" if chain else "LOAD_GLOBAL"):
-                break
-            chain.append(following.argval)
-        asked = instructions[at + 1 + len(chain)]
-        if chain and asked.opname == "LOAD_CONST" and isinstance(asked.argval, str):
-            yield tuple(chain), asked.argval
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import NotExportable
 from ..flatten import Given
 from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
-from .held import BY_REPR, BY_VALUE, MISSING, Held, Opened, Write, layout
+from .held import BY_REPR, BY_VALUE, MISSING, Held, Library, Opened, Write, layout
 from .looks import picked
 from .undo import Undo
 
@@ -238,7 +238,11 @@ class Places:
             for name in ("shape", "dtype", "device", "requires_grad"):
                 places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
         held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
-        return Held([*self._exchanged, *held[0]], held[1], self._answers())
+        return Held([*self._exchanged, *held[0]], held[1], self._answers(), self.libraries())
+
+    def libraries(self) -> Sequence[Library]:
+        """Modules of others that were met, as they are now."""
+        return ()
 
     def _answers(self) -> list[tuple[Any, frozenset[str]]]:
         """Objects whose dictionaries may change, but for some names."""

@@ -103,7 +103,7 @@ class Surroundings(Watch):
 
     def as_they_are(self) -> Held:
         """What they are now."""
-        return Held(*self._held((), set(), ()))
+        return Held(*self._held((), set(), ()), libraries=self.libraries())
 
     def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
         """Leave to Dynamo what cannot be held, unless it would be wrong there."""
@@ -154,9 +154,11 @@ class Surroundings(Watch):
 
     def _import(self, name: str, items: Sequence[str], scope: dict[str, Any]) -> None:
         """Dynamo writes modules down among the globals, and reads them there from then on."""
-        written = scope.get(f"__import_{name.replace('.', '_dot_')}", MISSING)
-        if written is not MISSING and written is not sys.modules.get(name):
-            self.refuse(f"module {name} has been exchanged", NotRunnable)
+        parts = name.split(".")
+        for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
+            written = scope.get(f"__import_{full.replace('.', '_dot_')}", MISSING)
+            if written is not MISSING and written is not sys.modules.get(full):
+                self.refuse(f"module {full} has been exchanged", NotRunnable)
         super()._import(name, items, scope)
 
     def _look_up(self, new: set[str], asked: set[str]) -> None:

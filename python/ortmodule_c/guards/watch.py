@@ -44,7 +44,7 @@ from .anatomy import (
     is_users_class,
 )
 from .frames import Frames, is_trusted_module
-from .held import INTERNAL, MISSING, Held, Write, ambient
+from .held import INTERNAL, MISSING, Held, Library, Write, ambient
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
@@ -89,6 +89,8 @@ class Watch(Instances):
         self.stored: set[str] = set()  # attributes that it may set
         self._reads_raw = False  # something may go past the lookups that are put into classes
         self._nested: set[types.CodeType] = set()
+        self._imported: set[str] = set()
+        self._libraries: dict[int, types.ModuleType] = {}  # that were met
         self._modules = list(module.modules())
         self._arguments = arguments
         self._sizes_are_open = sizes_are_open
@@ -101,6 +103,7 @@ class Watch(Instances):
             before = ambient()
             with self.frames.watched():
                 yield
+            self._hold_imported()
             if self._reads_raw:
                 self._hold_all()
             if ambient() != before:
@@ -170,7 +173,9 @@ class Watch(Instances):
 
     def _namespace(self, value: types.ModuleType, _what: str) -> None:
         """A module of Python: held is what code names of it."""
-        if not is_trusted_module(value.__name__):
+        if is_trusted_module(value.__name__):
+            self._libraries[id(value)] = value
+        else:
             self._add_names(value.__dict__, f"module {value.__name__}", absence_counts=True)
 
     def _instance(self, value: Any, what: str) -> None:
@@ -230,8 +235,6 @@ class Watch(Instances):
                 package = str(frame.f_globals.get("__package__") or "")
                 full = importlib.util.resolve_name("." * level + name, package) if level else name
                 self._import(full, items, frame.f_globals)
-        for chain, name in look.asked_of:
-            self._ask(chain, name, frame.f_globals)
         new, asked = look.names - self.names, look.asked - self._asked
         self.names |= new
         self._asked |= asked
@@ -330,25 +333,25 @@ class Watch(Instances):
                 self._hold(vars(os), "environ", os.environ, "environ of module os")
 
     def _import(self, name: str, items: Sequence[str], _scope: dict[str, Any]) -> None:
-        """What an import in code gives: the module of that name, if there is one, and what is taken of it."""
-        if is_trusted_module(name):
-            return
-        self._named_only[id(sys.modules), name] = (sys.modules, name, f"module {name}")
-        for item in items if name in sys.modules else ():
-            state = vars(sys.modules[name])
-            self._named_only[id(state), item] = (state, item, f"{item} of module {name}")
+        """What an import in code gives: modules of these names, if there are, and what is taken of the last."""
+        parts = name.split(".")
+        for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
+            self._imported.add(full)
+            module = sys.modules.get(full)
+            if not is_trusted_module(full):
+                self._named_only[id(sys.modules), full] = (sys.modules, full, f"module {full}")
+            if isinstance(module, types.ModuleType):
+                self._freeze(module, f"module {full}")
 
-    def _ask(self, chain: Sequence[str], name: str, state: dict[str, Any]) -> None:
-        """Whether a module of Python's library or of PyTorch's has what code asks it for by name."""
-        value: Any = None
-        for part in chain:
-            value = state.get(part)
-            if not isinstance(value, types.ModuleType):
-                return
-            state = value.__dict__
-        title = str(state.get("__name__"))
-        if is_trusted_module(title):
-            self._named_only[id(state), name] = (state, name, f"{name} of module {title}")
+    def libraries(self) -> list[Library]:
+        asked = frozenset(self.names)
+        return [Library(vars(m), asked) for m in {id(m): m for m in self._libraries.values()}.values()]
+
+    def _hold_imported(self) -> None:
+        """Modules that were not there before the forward imported them."""
+        for full in list(self._imported):
+            if isinstance(module := sys.modules.get(full), types.ModuleType):
+                self._freeze(module, f"module {full}")
 
     def _module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names of a module of Python, and of those in it."""
@@ -357,6 +360,8 @@ class Watch(Instances):
             state = pending.pop().__dict__
             title = str(state.get("__name__"))
             trusted = is_trusted_module(title)
+            if trusted:
+                self._libraries[id(state)] = sys.modules.get(title, module)
             for name in names & state.keys():
                 value = state[name]
                 if value is torch.backends or value is sys.modules:

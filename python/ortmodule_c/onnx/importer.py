@@ -132,7 +132,7 @@ class Importer:
         inner = env | {i.name: self.tensor(tensor_of(i)) for i in graph.initializer}
         inner |= {name: v for name, v in zip(names, inputs, strict=False) if v is not None}
         self.nodes(graph.node, inner, opsets, bound)
-        return [inner[o.name] for o in graph.output]
+        return [_valued(inner, o.name) for o in graph.output]
 
     def emit(self, op: str, *inputs: Val | None, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node of the core; its output, or as many as `outputs`. What follows from constants is computed."""
@@ -186,12 +186,15 @@ class Importer:
             outer, self._source = self._source, self._source or node.name
             around, self._scope = self._scope, (env, opsets, bound or {})
             try:
-                inputs = [env[v] if v else None for v in node.input]
+                inputs = [_valued(env, v) if v else None for v in node.input]
                 results = self._node(node, inputs, opsets, bound or {})
             except NotExportable:
                 raise
-            except (Unsupported, NotImplementedError, TypeError, ValueError) as error:
+            except Unsupported as error:
                 raise NotExportable(f"{named(node, opsets)}: {error}") from error
+            except Exception as error:
+                why = str(error) if isinstance(error, (NotImplementedError, ValueError)) else repr(error)
+                raise NotExportable(f"{named(node, opsets)}: {why}") from error
             finally:
                 self._source, self._scope = outer, around
             env.update({name: v for name, v in zip(node.output, results, strict=False) if name and v is not None})
@@ -246,6 +249,12 @@ def find(table: Table, node: NodeProto, opsets: Mapping[str, int]) -> tuple[Rule
     rows = table.get((domain, node.op_type), {})
     first = max((v for v in rows if v <= since), default=None)
     return (None if first is None else rows[first]), since
+
+
+def _valued(env: Mapping[str, Value], name: str) -> Value:
+    if name not in env:
+        raise Unsupported(f"there is no value {name!r}")
+    return env[name]
 
 
 def walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:

@@ -53,8 +53,10 @@ def max_unpool(t: Importer, node: Given, x: Val, ids: Val, shape: Val | None = N
         smallest.append((d - 1) * s + k - pads[i] - pads[len(kernel) + i])
     result = smallest if shape is None else t.known(shape, "the shape").tolist()
     planes = t.tensor(torch.zeros(math.prod(smallest), dtype=x.dtype))
-    flat = [t.emit("Reshape", v, t.const([-1])) for v in (x, ids)]
-    y: Val = t.emit("GatherElementsGrad", flat[0], flat[1], planes, axis=0)
+    values, places = [t.emit("Reshape", v, t.const([-1])) for v in (x, ids)]
+    total: Val = t.emit("GatherElementsGrad", values, places, planes, axis=0)
+    count = t.emit("GatherElementsGrad", _filled(t, values, 1, x.dtype), places, planes, axis=0)
+    y = t.emit("Div", total, t.emit("Max", count, t.like(x, 1)))  # a maximum of several windows is given several times
     y = t.emit("Reshape", y, t.const(smallest))
     more = [w - d for w, d in zip(result, smallest, strict=True)]
     return t.emit("Pad", y, t.const([0] * len(more) + more)) if any(more) else y

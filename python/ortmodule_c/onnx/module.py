@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from torch import Tensor, nn
 
 from .. import _C
-from ..errors import NotExportable
+from ..errors import NotExportable, Unsupported
 from ..function import Runner
 from ..lowering.ancestry import Ancestry
 from ..lowering.builder import Builder
@@ -68,7 +68,10 @@ class OnnxModule(nn.Module):
         self._places: dict[str, tuple[nn.Module, str]] = {}  # where the tensors are
         self._constants: dict[str, Tensor] = {}
         for name, proto in stored.items():
-            tensor = tensor_of(proto)
+            try:
+                tensor = tensor_of(proto)
+            except Unsupported as error:
+                raise NotExportable(f"the model has an initializer {name!r}: {error}") from error
             if name in statistics:
                 self._add(name, tensor, is_buffer=True)
             elif name in weights and tensor.is_floating_point() and tensor.dim():
@@ -185,11 +188,13 @@ class OnnxModule(nn.Module):
         env: dict[str, Value] = dict(inputs)
         env |= {name: made.tensor(t.clone()) for name, t in {**self._constants, **pinned}.items()}
         made.nodes(self._model.graph.node, env, self._opsets)
-        outputs = [_tensor(name, env[name]) for name in self.output_names]
+        outputs = [_tensor(name, env.get(name)) for name in self.output_names]
         return _runner(made, list(inputs.values()), outputs)
 
 
-def _tensor(name: str, value: Value) -> Val:
+def _tensor(name: str, value: Value | None) -> Val:
+    if value is None:
+        raise NotExportable(f"output {name!r} is computed by no node")
     if isinstance(value, list):
         raise NotExportable(f"output {name!r} is a sequence, not a tensor")
     return value

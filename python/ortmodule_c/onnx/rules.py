@@ -201,7 +201,15 @@ def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
         total = t.emit("Log", over("ReduceSum", t.emit("Exp", t.emit("Sub", x, highest))))
         return t.emit("Add", total, t.emit("Reshape", highest, t.const([int(d) for d in total.dims])))
     squares = over("ReduceSum", t.emit("Mul", x, x))
-    return squares if node.op == "ReduceSumSquare" else t.emit("Sqrt", squares)
+    return squares if node.op == "ReduceSumSquare" else _root(t, squares, 0.5)
+
+
+def _root(t: Importer, x: Val, exponent: float) -> Val:
+    """A root of what is not negative, of which that of 0 has no gradient."""
+    none = t.emit("Equal", x, t.like(x, 0))
+    some = t.emit("Where", none, t.like(x, 1), x)
+    root = t.emit("Sqrt", some) if exponent == 0.5 else t.emit("Pow", some, t.like(x, exponent))
+    return t.emit("Where", none, t.like(x, 0), root)
 
 
 def _reduce(t: Importer, node: Given, x: Val, axes: Val | None = None) -> Results:
@@ -261,7 +269,7 @@ def _lp_pool(t: Importer, node: Given, x: Val) -> Results:
     p, count = said.pop("p"), math.prod(said["kernel_shape"])
     given = Given("AveragePool", node.since, said | {"count_include_pad": 1}, 1)
     powers: Any = _window(t, given, t.emit("Pow", t.emit("Abs", x), t.like(x, p)))
-    return t.emit("Pow", t.emit("Mul", powers, t.like(x, count)), t.like(x, 1 / p))
+    return _root(t, t.emit("Mul", powers, t.like(x, count)), 1 / p)
 
 
 def _gemm(t: Importer, node: Given, a: Val, b: Val, c: Val | None = None) -> Results:
@@ -377,7 +385,7 @@ def _lp_norm(t: Importer, node: Given, x: Val) -> Results:
     if node.attributes["p"] == 1:
         length = t.emit("ReduceSum", t.emit("Abs", x), axes, keepdims=1)
     else:
-        length = t.emit("Sqrt", t.emit("ReduceSum", t.emit("Mul", x, x), axes, keepdims=1))
+        length = _root(t, t.emit("ReduceSum", t.emit("Mul", x, x), axes, keepdims=1), 0.5)
     none = t.emit("Equal", length, t.like(x, 0))
     return t.emit("Where", none, t.like(x, 0), t.emit("Div", x, t.emit("Where", none, t.like(x, 1), length)))
 

@@ -58,11 +58,13 @@ def resize(
         region = list(
             zip(_spread(edges[:n], axes, [0.0] * x.rank), _spread(edges[n:], axes, [1.0] * x.rank), strict=True)
         )
+    factors = _spread(given, axes, [1.0] * x.rank) if given else None
     if wanted is not None and said["keep_aspect_ratio_policy"] != "stretch":
         choose = min if said["keep_aspect_ratio_policy"] == "not_larger" else max
-        scale = choose(wanted[a] / int(x.dims[a]) for a in axes)
+        scale = choose(wanted[a] / max(int(x.dims[a]), 1) for a in axes)
         wanted = [math.floor(scale * int(d) + 0.5) if a in axes else int(d) for a, d in enumerate(x.dims)]
-    return _resize(t, x, said, _spread(given, axes, [1.0] * x.rank) if given else None, wanted, region)
+        factors = _spread([scale] * len(axes), axes, [1.0] * x.rank)
+    return _resize(t, x, said, factors, wanted, region)
 
 
 def _spread(values: Sequence[Any], axes: Sequence[int], others: Sequence[Any]) -> list[Any]:
@@ -87,9 +89,9 @@ def _resize(
     for axis in reversed(range(x.rank)):
         before = int(x.dims[axis])
         scale = scales[axis] if scales else sizes[axis] / before if sizes and before else 1.0
-        after = math.floor(scale * before) if scales else sizes[axis] if sizes else before
+        after = sizes[axis] if sizes else math.floor(scale * before)
         edges = region[axis] if region else (0.0, 1.0)
-        if scale == 1 and edges == (0.0, 1.0):
+        if scale == 1 and after == before and edges == (0.0, 1.0):
             continue
         if before == 0:
             raise Unsupported("an axis without elements gets some")
@@ -204,7 +206,8 @@ def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: 
         held = t.emit("Clip", place, t.like(place, 0), t.like(place, size - 1))
         inside = t.cast(t.emit("Equal", held, place), line.dtype)
         known = inside if weight is None else t.emit("Mul", weight, inside)
-        return t.cast(t.emit("Detach", held), torch.int64), known
+        there = t.emit("Where", t.emit("IsNaN", held), t.like(held, 0), held)
+        return t.cast(t.emit("Detach", there), torch.int64), known
 
     place = times(plus(line, 1), (size - 1) / 2) if corners else plus(times(plus(line, 1), size / 2), -0.5)
     if mode == "nearest":
