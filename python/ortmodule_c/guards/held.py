@@ -357,7 +357,7 @@ class Library:
         self._known, self._size = frozenset(state), len(state)
 
     def is_as_it_was(self) -> bool:
-        """Whether no such name has come: what is imported meanwhile does."""
+        """Whether no such name has come or gone; others may, as modules of it are imported."""
         if len(self._state) == self._size:
             return True
         now = frozenset(self._state)

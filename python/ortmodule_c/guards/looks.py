@@ -81,7 +81,7 @@ class Looks:
     typed
         The parameters that it asks for their types.
     imports
-        What it imports: from how many packages up, the name that is written there, and what it takes of that.
+        Modules that it imports: from how many packages up, and the name that is written there.
     """
 
     names: frozenset[str]
@@ -99,16 +99,15 @@ class Looks:
     stored: frozenset[str]
     tells_symbols: bool
     typed: frozenset[str]
-    imports: frozenset[tuple[int, str, tuple[str, ...]]]
+    imports: frozenset[tuple[int, str]]
 
 
 @functools.lru_cache(maxsize=4096)
 def looks(code: CodeType) -> Looks:
     """Read a code object."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PUSH_NULL", "CACHE")]
-    written = [
-        s for c in code.co_consts for s in (c if type(c) is tuple else (c,))
-    ]  # tuples: of a pattern's attributes
+    # In tuples are those that a pattern asks for.
+    written = [s for c in code.co_consts for s in (c if type(c) is tuple else (c,))]
     strings = {s for s in written if type(s) is str and s.isidentifier()}
     named = frozenset(code.co_names)
     loaded = [(i.opname, i.argval) for i in instructions]
@@ -149,10 +148,10 @@ def looks(code: CodeType) -> Looks:
     )
 
 
-def _imports(instructions: list[dis.Instruction]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    for level, items, i in zip(instructions, instructions[1:], instructions[2:], strict=False):
+def _imports(instructions: list[dis.Instruction]) -> Iterator[tuple[int, str]]:
+    for level, i in zip(instructions, instructions[2:], strict=False):
         if i.opname == "IMPORT_NAME":
-            yield level.argval, i.argval, items.argval or ()
+            yield level.argval, i.argval
 
 
 @dataclass(frozen=True)

@@ -152,14 +152,14 @@ class Surroundings(Watch):
             if isinstance(inner, types.CodeType):
                 self._enter(inner, scope, {})
 
-    def _import(self, name: str, items: Sequence[str], scope: dict[str, Any]) -> None:
+    def _import(self, name: str, scope: dict[str, Any]) -> None:
         """Dynamo writes modules down among the globals, and reads them there from then on."""
         parts = name.split(".")
         for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
             written = scope.get(f"__import_{full.replace('.', '_dot_')}", MISSING)
             if written is not MISSING and written is not sys.modules.get(full):
                 self.refuse(f"module {full} has been exchanged", NotRunnable)
-        super()._import(name, items, scope)
+        super()._import(name, scope)
 
     def _look_up(self, new: set[str], asked: set[str]) -> None:
         known = self._later.setdefault(self._calls_in_turn, (set(), set()))

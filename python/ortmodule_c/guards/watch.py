@@ -230,11 +230,11 @@ class Watch(Instances):
         self._nested.update(inner for inner in with_inner(code) if inner is not code)
         for name in code.co_names:
             self._global(name, frame.f_globals, look.scope, look.names)
-        for level, name, items in look.imports:
+        for level, name in look.imports:
             with contextlib.suppress(ImportError):  # beyond the package, which the code meets too
                 package = str(frame.f_globals.get("__package__") or "")
                 full = importlib.util.resolve_name("." * level + name, package) if level else name
-                self._import(full, items, frame.f_globals)
+                self._import(full, frame.f_globals)
         new, asked = look.names - self.names, look.asked - self._asked
         self.names |= new
         self._asked |= asked
@@ -332,8 +332,8 @@ class Watch(Instances):
             if value is os and "getenv" in names:
                 self._hold(vars(os), "environ", os.environ, "environ of module os")
 
-    def _import(self, name: str, items: Sequence[str], _scope: dict[str, Any]) -> None:
-        """What an import in code gives: modules of these names, if there are, and what is taken of the last."""
+    def _import(self, name: str, _scope: dict[str, Any]) -> None:
+        """The modules that an import in code leads to, if there are."""
         parts = name.split(".")
         for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
             self._imported.add(full)
