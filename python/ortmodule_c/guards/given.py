@@ -51,7 +51,10 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
             objects.append(value)
             continue
         # Of a tensor's attributes Dynamo does not guard that one is not there, if that is met as an error.
-        key += [(i, *sorted(t.__dict__)) for i, t in enumerate(leaves) if t.__dict__]
+        carried = [  # but for Dynamo's own
+            (i, *sorted(n for n in t.__dict__ if "_dynamo" not in n)) for i, t in enumerate(leaves) if t.__dict__
+        ]
+        key += [part for part in carried if len(part) > 1]
         objects += [leaf for leaf in plain_leaves(spec) if type(leaf) not in _PLAIN]
         parts = [*_told_apart(spec)]
         key += [part for part in parts if part[:2] not in _SEEN]
