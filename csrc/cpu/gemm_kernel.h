@@ -47,15 +47,12 @@ static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
   return omc_whole_vectors(mb * kb + OMC_GEMM_SLACK);
 }
 
-/* Units of a packed block of a k x n matrix B. */
-static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
-  const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
-  return omc_ceil_div(nb, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * kb;
-}
-
-/* Units of a k x n matrix B that is packed as a whole. */
+/* Units of a k x n matrix B that is packed as a whole, and of a packed block of it. */
 static inline int64_t omc_gemm_whole_b(int64_t n, int64_t k) {
   return omc_ceil_div(n, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * k;
+}
+static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
+  return omc_gemm_whole_b(omc_min(n, OMC_GEMM_NC), omc_min(k, OMC_GEMM_KC));
 }
 
 /* Units of the few lines of a product. */

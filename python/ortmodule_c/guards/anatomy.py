@@ -217,6 +217,12 @@ def imported(name: str, package: str) -> Any:
     return sys.modules.get(name)
 
 
+def with_packages(name: str) -> list[str]:
+    """The module of Python of that name after the packages that it is in."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
 def has_negative_zero(value: Any) -> bool:
     """Whether it is a number with a zero that has a sign."""
     if isinstance(value, (complex, numpy.complexfloating)):

@@ -24,7 +24,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
+from .anatomy import (
+    Seen,
+    functions_of,
+    has_negative_zero,
+    is_taken_for_its_base,
+    is_users_class,
+    of_cell,
+    with_packages,
+)
 from .frames import is_trusted_module
 from .held import INTERNAL, MISSING, Held
 from .looks import Looks
@@ -154,8 +162,7 @@ class Surroundings(Watch):
 
     def _import(self, name: str, scope: dict[str, Any]) -> None:
         """Dynamo writes modules down among the globals, and reads them there from then on."""
-        parts = name.split(".")
-        for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
+        for full in with_packages(name):
             written = scope.get(f"__import_{full.replace('.', '_dot_')}", MISSING)
             if written is not MISSING and written is not sys.modules.get(full):
                 self.refuse(f"module {full} has been exchanged", NotRunnable)

@@ -42,6 +42,7 @@ from .anatomy import (
     is_of_python,
     is_remembered,
     is_users_class,
+    with_packages,
 )
 from .frames import Frames, is_trusted_module
 from .held import INTERNAL, MISSING, Held, Library, Write, ambient
@@ -334,21 +335,18 @@ class Watch(Instances):
 
     def _import(self, name: str, _scope: dict[str, Any]) -> None:
         """The modules that an import in code leads to, if there are."""
-        parts = name.split(".")
-        for full in [".".join(parts[:n]) for n in range(1, len(parts) + 1)]:
+        for full in with_packages(name):
             self._imported.add(full)
-            module = sys.modules.get(full)
             if not is_trusted_module(full):
                 self._named_only[id(sys.modules), full] = (sys.modules, full, f"module {full}")
-            if isinstance(module, types.ModuleType):
-                self._freeze(module, f"module {full}")
+        self._hold_imported()
 
     def libraries(self) -> list[Library]:
         asked = frozenset(self.names)
         return [Library(vars(m), asked) for m in {id(m): m for m in self._libraries.values()}.values()]
 
     def _hold_imported(self) -> None:
-        """Modules that were not there before the forward imported them."""
+        """What is there of what the forward imports, which it may have put there."""
         for full in list(self._imported):
             if isinstance(module := sys.modules.get(full), types.ModuleType):
                 self._freeze(module, f"module {full}")
