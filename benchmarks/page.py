@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+import budget
 import optimizer
 from ops import LAYERS
 from run import Figures, busy_ratio, like_for_like
@@ -23,11 +24,11 @@ PAGE = DOCS / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'`, with `--wide`
-and with `--ops` too, and `benchmarks/optimizer.py --json FILE` write. Ratios are of medians of one run, arms stepping
-in turn: the same model on both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is
-`torch.autocast`. "Tuned malloc" is glibc told never to give memory back. In brackets: the ratio to eager with the same
-malloc and optimizer, where that is not the first column. "Busy" is how many times as long a step takes beside a process
-that computes all the time.
+and with `--ops` too, and `benchmarks/optimizer.py` and `benchmarks/budget.py`, with `--json FILE`, write. Ratios are of
+medians of one run, arms stepping in turn: the same model on both sides, PyTorch's AdamW as optimizer unless a column
+says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is glibc told never to give memory back. In brackets: the ratio
+to eager with the same malloc and optimizer, where that is not the first column. "Busy" is how many times as long a step
+takes beside a process that computes all the time.
 """
 
 
@@ -131,11 +132,23 @@ def optimizer_section(name: str, result: dict) -> list[str]:
     return lines + table(["", "ms", "GB/s", "of copying", f"to {optimizer.BASE}"], body)
 
 
+def budget_section(name: str, result: dict) -> list[str]:
+    lines = [
+        f"## Under budgets of memory: {name}",
+        "",
+        f"{result['machine']}. Forward and backward, with the same bits.",
+    ]
+    lines += ["The arena is what a step takes beyond its inputs, results and gradients.", ""]
+    body = [[model, *row] for model, arms in result["budgets"].items() for row in budget.rows_of(arms)]
+    return lines + table(["", *budget.HEAD], body)
+
+
 def main() -> None:
     lines = [HEAD]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         kinds = {"floors": steps_section, "kinds": wide_section, "layers": layers_section, "seconds": optimizer_section}
+        kinds["budgets"] = budget_section
         section = next(section for key, section in kinds.items() if key in result)
         lines += section(path.stem, result)
     PAGE.write_text("\n".join(lines).rstrip() + "\n")

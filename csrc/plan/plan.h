@@ -72,6 +72,18 @@ typedef struct omc_plan {
  * `graph` in either case. The caller owns one reference to *out. */
 omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                            const omc_allocator *allocator, omc_plan **out) OMC_MUST_USE;
+
+/* How large an arena may be. */
+typedef struct omc_budget {
+  double share; /* of what it would be, from 0 to 1, which is no bound */
+  size_t bytes; /* SIZE_MAX: no bound */
+} omc_budget;
+
+/* Has backwards make again what forward has made, until a plan of the typed joint graph has no
+ * larger arena than the budget allows, or until nothing helps. Results are the same bits. Nothing
+ * may come after it that would merge what is made twice. */
+omc_status omc_recompute(omc_graph *graph, const omc_provider *provider, bool retain_graph,
+                         const omc_budget *budget, const omc_allocator *allocator) OMC_MUST_USE;
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 

@@ -38,14 +38,18 @@ int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t 
 }
 
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"text", "constants", "callbacks", "max_plans", "provider", NULL};
+  static char *names[] = {"text",     "constants",    "callbacks",    "max_plans",
+                          "provider", "memory_share", "memory_bytes", NULL};
   omc_session_object *self = (omc_session_object *)object;
   const char *text, *name = omc_provider_host()->name;
   Py_ssize_t n;
-  PyObject *constants, *called = Py_None;
+  PyObject *constants, *called = Py_None, *bytes = Py_None;
   unsigned max_plans = 16;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIs", names, &text, &n, &constants, &called,
-                                   &max_plans, &name))
+  omc_budget budget = {1, SIZE_MAX};
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIsdO", names, &text, &n, &constants, &called,
+                                   &max_plans, &name, &budget.share, &bytes))
+    return -1;
+  if (bytes != Py_None && (budget.bytes = PyLong_AsSize_t(bytes)) == SIZE_MAX && PyErr_Occurred())
     return -1;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_provider *provider;
@@ -70,6 +74,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
                                          self->callbacks.object ? &callbacks : NULL, provider,
                                          omc_default_allocator(), max_plans, &self->session);
+  if (status == OMC_OK) status = omc_session_set_budget(self->session, &budget);
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }
 

@@ -78,18 +78,30 @@ static omc_status trim_stage(request *r) {
 }
 static omc_status channels_last_stage(request *r) { return omc_lay_channels_last(r->graph); }
 static omc_status widen_stage(request *r) { return omc_widen_again(r->graph, omc_provider_host()); }
+/* In as little memory as there can be. */
+static omc_status recompute_stage(request *r) {
+  static const omc_budget none = {0, SIZE_MAX};
+  return omc_recompute(r->graph, omc_provider_host(), false, &none, omc_default_allocator());
+}
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
 
 static const struct {
   const char *name;
   omc_status (*run)(request *r);
   bool binds; /* the stage needs a typed graph */
-} stages[] = {{"parse", parse_stage, false},  {"specialize", specialize_stage, false},
-              {"fold", fold_stage, true},     {"canonicalize", canonicalize_stage, true},
-              {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
-              {"settle", settle_stage, true}, {"fuse", fuse_stage, true},
-              {"trim", trim_stage, true},     {"save", save_stage, true},
-              {"widen", widen_stage, true},   {"channels_last", channels_last_stage, true}};
+} stages[] = {{"parse", parse_stage, false},
+              {"specialize", specialize_stage, false},
+              {"fold", fold_stage, true},
+              {"canonicalize", canonicalize_stage, true},
+              {"cse", cse_stage, true},
+              {"differentiate", differentiate_stage, true},
+              {"settle", settle_stage, true},
+              {"fuse", fuse_stage, true},
+              {"trim", trim_stage, true},
+              {"save", save_stage, true},
+              {"widen", widen_stage, true},
+              {"channels_last", channels_last_stage, true},
+              {"recompute", recompute_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {

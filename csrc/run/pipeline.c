@@ -11,6 +11,7 @@
 typedef struct building {
   omc_shared *shared;
   const omc_signature *signature;
+  const omc_budget *budget;
   omc_constants_taken *constants;
   omc_graph *graph; /* NULL before the first stage, and once the plan has it */
   omc_plan *plan;
@@ -37,6 +38,10 @@ static omc_status widen_again(building *b) {
   return omc_widen_again(b->graph, b->shared->provider);
 }
 static omc_status fuse(building *b) { return omc_fuse(b->graph, b->shared->provider); }
+static omc_status recompute(building *b) {
+  return omc_recompute(b->graph, b->shared->provider, b->signature->retain_graph, b->budget,
+                       b->shared->allocator);
+}
 
 static omc_status differentiate(building *b) {
   const omc_signature *s = b->signature;
@@ -77,6 +82,7 @@ static const struct stage {
     {"reuse", reuse, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"widen-again", widen_again, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
+    {"recompute", recompute, true, true, offsetof(omc_session_stats, plan_seconds)},
     {"trim", trim, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
@@ -137,9 +143,9 @@ static omc_status apply_stages(building *b, omc_session_stats *stats) {
 }
 
 omc_status omc_build_plan(omc_shared *shared, const omc_signature *signature,
-                          omc_constants_taken *constants, omc_session_stats *stats,
-                          omc_plan **out) {
-  building b = {shared, signature, constants, NULL, NULL};
+                          const omc_budget *budget, omc_constants_taken *constants,
+                          omc_session_stats *stats, omc_plan **out) {
+  building b = {shared, signature, budget, constants, NULL, NULL};
   const omc_status status = apply_stages(&b, stats);
   if (status == OMC_OK) {
     *out = b.plan;

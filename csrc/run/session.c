@@ -20,6 +20,7 @@ struct omc_session {
   omc_shared *shared;
   pthread_mutex_t lock; /* of what follows */
   omc_session_stats stats;
+  omc_budget budget;
   entry *entries;
   uint32_t n_entries;
   uint64_t now; /* counts lookups */
@@ -48,6 +49,7 @@ omc_status omc_session_create(const char *text, size_t n, omc_find_data find, vo
     OMC_FAIL(ENOMEM, "no memory for a session of %u plans", max_plans);
   }
   s->shared = shared;
+  s->budget = (omc_budget){1, SIZE_MAX};
   s->entries = entries;
   s->n_entries = max_plans;
   *out = s;
@@ -68,6 +70,15 @@ void omc_session_destroy(omc_session *s) {
   omc_free(allocator, s->entries, s->n_entries, sizeof *s->entries);
   omc_shared_release(s->shared);
   omc_free(allocator, s, 1, sizeof *s);
+}
+
+omc_status omc_session_set_budget(omc_session *s, const omc_budget *budget) {
+  if (!(budget->share >= 0 && budget->share <= 1))
+    OMC_FAIL(EINVALID, "a budget of %g of the memory, which is not from 0 to 1", budget->share);
+  pthread_mutex_lock(&s->lock);
+  s->budget = *budget;
+  pthread_mutex_unlock(&s->lock);
+  return OMC_OK;
 }
 
 const omc_graph *omc_session_template(const omc_session *s) { return s->shared->template; }
@@ -140,7 +151,7 @@ static void bound_constants(omc_session *s) {
 
 static omc_status make_plan(omc_session *s, const omc_signature *g, omc_constants_taken *constants,
                             omc_plan **out) {
-  OMC_TRY(omc_build_plan(s->shared, g, constants, &s->stats, out));
+  OMC_TRY(omc_build_plan(s->shared, g, &s->budget, constants, &s->stats, out));
   const omc_status status = omc_exec_attach(*out, s->shared, constants);
   if (status != OMC_OK) omc_plan_release(*out);
   return status;

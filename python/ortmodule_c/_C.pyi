@@ -95,7 +95,11 @@ class Session:
         callbacks: Callbacks | None = None,
         max_plans: int = 16,
         provider: str = "cpu",
-    ) -> None: ...
+        memory_share: float = 1.0,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Arenas of plans may have this share of the bytes that they would, and these bytes, if that is possible."""
+
     def plan(
         self,
         inputs: Sequence[Tensor],

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,20 @@ from torch import Tensor
 from . import _C
 from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
+from .budget import Budget
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
+from .lowering.to_text import to_text
 from .nodes import Nodes, Set, connected
 from .process import tracing_lock
 from .profile import ProfiledStep
+from .report import FallbackReport
 from .results import Results
+
+if TYPE_CHECKING:
+    from .onnx.files import Files
 
 _MOST_BACKWARDS = 64  # that are remembered with a plan
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
@@ -87,13 +93,15 @@ class Runner:
         The C session of the graph.
     lowered
         What the graph's inputs and outputs mean.
-    watcher
+    watchers
         Called with each plan before it runs.
     """
 
-    def __init__(self, session: _C.Session, lowered: Lowered, watcher: Callable[[_C.Plan], None] | None = None) -> None:
+    def __init__(
+        self, session: _C.Session, lowered: Lowered, watchers: Sequence[Callable[[_C.Plan], None]] = ()
+    ) -> None:
         self.session = session
-        self.watcher = watcher
+        self.watchers = watchers
         self.callbacks: Callbacks = lowered.callbacks
         self.results = lowered.results
         self.updates = lowered.updates
@@ -137,6 +145,23 @@ class Runner:
             basis(lowered.differentiable, self._apart), likely(lowered), lambda mask: self.leaves(self.freed(mask))
         )
         self.foreseen = self.habits.expected
+
+    @classmethod
+    def of(
+        cls, lowered: Lowered, budget: Budget, files: "Files", report: FallbackReport, numbered: bool = False
+    ) -> "Runner":
+        """That of a graph, which takes as much memory as it may; files are written, `numbered` if there are several."""
+        text, constants = to_text(lowered.model)
+        session = _C.Session(
+            text,
+            constants,
+            lowered.callbacks,
+            provider=lowered.provider,
+            memory_share=budget.share,
+            memory_bytes=budget.bytes,
+        )
+        watchers = [*files.watchers(lowered, text, constants, numbered), *budget.watchers(report)]
+        return cls(session, lowered, watchers)
 
     def wanted(self, inputs: Sequence[Tensor]) -> Mask:
         """The inputs whose gradients autograd may come for."""
@@ -324,8 +349,8 @@ class Call:
                 self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain_graph=retain_graph)
         except (NotImplementedError, ValueError) as error:
             raise NotExportable(str(error)) from error
-        if self.runner.watcher is not None:
-            self.runner.watcher(self.plan)
+        for watch in self.runner.watchers:
+            watch(self.plan)
         if self.plan.random:
             self.seed = int(torch.randint(1, 2**63 - 1, ()))
 

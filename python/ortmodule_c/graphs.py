@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import convert_frame
 
-from . import _C
 from .arguments import Arguments
 from .capture.export import Captured, Layout, capture, quiet
 from .capture.numbers import Inputs, Numbers
@@ -35,7 +34,6 @@ from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten
 from .lowering.lower import lower
-from .lowering.to_text import to_text
 from .onnx.files import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing, tracing_lock
@@ -194,7 +192,7 @@ class Graphs:
     arguments
         Names of the module's arguments.
     terms
-        What of the module's results the graphs give.
+        What of the module's results the graphs give, and in how much memory.
     """
 
     def __init__(
@@ -511,11 +509,9 @@ class Graphs:
     def _build(self, key: Key, captured: Captured) -> Graph:
         self._check_writes(captured.writes, captured.outside)
         lowered = lower(captured)
-        text, constants = to_text(lowered.model)
-        session = _C.Session(text, constants, lowered.callbacks, provider=lowered.provider)
         inputs, _ = captured.placeholders()
         fit = Fit([n.meta["val"] for n in inputs[: captured.n_user]])
-        runner = Runner(session, lowered, self._files.watcher(lowered, text, constants))
+        runner = Runner.of(lowered, self._terms.budget, self._files, self._report)
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         watch = captured.watch
         assert watch is not None

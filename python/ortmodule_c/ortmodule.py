@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from . import _C
 from .arguments import Arguments
+from .budget import MemoryBudget
 from .dtypes import DTYPES
 from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError, TooManyGraphs
 from .flatten import flatten_call
@@ -72,6 +73,12 @@ class ORTModule(Wrapper):
         The outputs that a training step uses, such as ``["loss"]``: keys of a dict, fields of a dataclass, a named
         tuple or a ``ModelOutput``, or positions. Others are None, and are neither kept nor differentiated. In
         evaluation all are given. None, the default, stands for all.
+    memory_budget
+        How much memory a training step may take at once for what it computes, beyond the tensors that it is given,
+        gives and leaves as gradients: a float from 0.0 to 1.0 is a share of what it would take, an int is bytes. To
+        keep to it the backward computes once more what it needs of the forward, the cheapest first, with the same bits;
+        0.0 keeps as little as that can reach. What cannot keep to the bytes does as well as it can, told in a warning.
+        None, the default, computes nothing twice. It holds where the C core runs the module.
 
     Raises
     ------
@@ -95,10 +102,11 @@ class ORTModule(Wrapper):
         *,
         precision: Precision | None = None,
         outputs: Iterable[Hashable] | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
+        terms = Terms.of(precision, outputs, memory_budget)
         if isinstance(module, ORTModule):
-            precision = module._ort_terms.precision if precision is None else precision
-            outputs = module._ort_terms.outputs if outputs is None else outputs
+            terms = terms.over(module._ort_terms)
             debug_options = module._ort_options if debug_options is None else debug_options
             module = module.module
         if not isinstance(module, nn.Module):
@@ -115,7 +123,7 @@ class ORTModule(Wrapper):
             raise TypeError(f"debug_options is a {type(options).__name__}, expected DebugOptions")
         options.set_logging()
         self._ort_options: DebugOptions = options
-        self._ort_terms: Terms = Terms.of(precision, outputs)
+        self._ort_terms: Terms = terms
         self._ort_report = FallbackReport(options.fallback)
         self._ort_fingerprint: _C.Fingerprint | None = None  # of the last call
         self._ort_initialized: _C.Fingerprint | None = None  # of a call that PyTorch ran as it changed the module
@@ -302,7 +310,9 @@ class ORTModule(Wrapper):
             from .dynamo.second_way import SecondWay  # Dynamo takes seconds to import
 
             with tracing_lock:
-                self._ort_second = self._ort_second or SecondWay(self._ort_module, self._ort_options, self._ort_report)
+                self._ort_second = self._ort_second or SecondWay(
+                    self._ort_module, self._ort_options, self._ort_report, self._ort_terms.budget
+                )
         return self._ort_second
 
     def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -462,7 +472,8 @@ def awaits_first_call(module: nn.Module) -> bool:
 def _wrapped(cls: type[ORTModule], module: nn.Module, options: DebugOptions, terms: Terms) -> ORTModule:
     """A wrapper of the class, whose own `__init__` may take something else."""
     wrapper = cls.__new__(cls)
-    ORTModule.__init__(wrapper, module, options, precision=terms.precision, outputs=terms.outputs)
+    ORTModule.__init__(wrapper, module, options)
+    wrapper._ort_terms = terms
     return wrapper
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from .budget import UNBOUNDED, Budget, MemoryBudget
 from .errors import NotRunnable
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -29,19 +30,25 @@ class Terms:
         What it computes in, whatever surrounds it; None leaves that to the caller.
     outputs
         Names or indices of the outputs that a training step wants; None stands for all.
+    budget
+        The memory that a step may take for what it computes.
     """
 
     precision: Precision | None = None
     outputs: tuple[Hashable, ...] | None = None
+    budget: Budget = UNBOUNDED
 
     @classmethod
-    def of(cls, precision: Precision | None, outputs: Iterable[Hashable] | None) -> "Terms":
+    def of(
+        cls, precision: Precision | None, outputs: Iterable[Hashable] | None, memory_budget: MemoryBudget | None = None
+    ) -> "Terms":
         """The terms that a user asks for; ValueError or TypeError for what there is not."""
         if precision is not None and precision not in get_args(Precision):
             expected = ", ".join([f'"{p}"' for p in get_args(Precision)])
             raise ValueError(f"precision is {precision!r}, expected one of {expected} or None")
+        budget = Budget.of(memory_budget)
         if outputs is None:
-            return cls(precision)
+            return cls(precision, None, budget)
         if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
             raise TypeError(f"outputs is a {type(outputs).__name__}, expected a list of names or indices")
         names = tuple(outputs)
@@ -50,7 +57,15 @@ class Terms:
         for name in names:
             if not isinstance(name, Hashable):
                 raise TypeError(f"outputs has a {type(name).__name__}, expected names or indices")
-        return cls(precision, names)
+        return cls(precision, names, budget)
+
+    def over(self, others: "Terms") -> "Terms":
+        """These, and those of others where nothing is asked for."""
+        return Terms(
+            self.precision or others.precision,
+            self.outputs or others.outputs,
+            others.budget if self.budget == UNBOUNDED else self.budget,
+        )
 
     def region(self, module: nn.Module) -> AbstractContextManager[Any]:
         """The region of autocast that `module` runs in, if it has one of its own."""

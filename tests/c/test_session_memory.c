@@ -117,6 +117,73 @@ TEST(session_failing_allocator_on_a_network) {
   CHECK_FLOAT(sum, expected);
 }
 
+static const char *const deep =
+    "input %x : f32[64,16]\n"
+    "input %w : f32[16,16] grad\n"
+    "%a = MatMul(%x, %w)\n"
+    "%b = Gelu(%a)\n"
+    "%c = MatMul(%b, %w)\n"
+    "%d = Gelu(%c)\n"
+    "%e = MatMul(%d, %w)\n"
+    "%n, %mean, %rstd = LayerNormalization(%e) {axis=-1, epsilon=1e-5}\n"
+    "%y = MatMul(%n, %w)\n"
+    "return %y\n";
+
+/* In an arena of that share of what it would be. */
+static omc_status train_deep(const omc_allocator *allocator, double share, float *dw,
+                             size_t *arena) {
+  float x[64 * 16], w[16 * 16], y[64 * 16], dy[64 * 16];
+  for (int i = 0; i < 64 * 16; i++) x[i] = dy[i] = 0.01f * (float)(i % 37) - 0.2f;
+  for (int i = 0; i < 16 * 16; i++) w[i] = 0.02f * (float)(i % 19) - 0.2f;
+  const omc_type types[] = {{OMC_F32, {2, {64, 16}}}, {OMC_F32, {2, {16, 16}}}};
+  const bool in_grads[] = {false, true}, out_grads[] = {true};
+  const omc_signature signature = {types, in_grads, out_grads, 1, false, false};
+  const omc_budget budget = {share, SIZE_MAX};
+  void *in[] = {x, w}, *out[] = {y}, *grad_out[] = {dy}, *grad_in[] = {NULL, dw};
+  omc_session *s = NULL;
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  omc_status status = omc_session_create(deep, strlen(deep), NULL, NULL, NULL, omc_provider_host(),
+                                         allocator, 1, &s);
+  if (status == OMC_OK) status = omc_session_set_budget(s, &budget);
+  if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
+  if (status == OMC_OK) status = omc_run_forward(plan, in, out, NULL, 1, NULL, &run);
+  if (status == OMC_OK) status = backward_of(run, in, out, grad_out, grad_in);
+  if (status == OMC_OK) *arena = plan->arena_bytes;
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  return status;
+}
+
+TEST(session_failing_allocator_under_a_budget) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  float dw[16 * 16] = {0}, expected[16 * 16] = {0};
+  size_t arena, whole;
+  REQUIRE_OK(train_deep(omc_default_allocator(), 1, expected, &whole));
+  REQUIRE_OK(train_deep(&memory.allocator, 0, dw, &arena));
+  CHECK(arena < whole);
+  CHECK(memcmp(dw, expected, sizeof dw) == 0);
+  const size_t all = memory.calls;
+  for (size_t n = 0; n <= all; n++) {
+    memory.calls = 0;
+    memory.fail_at = n;
+    const omc_status status = train_deep(&memory.allocator, 0, dw, &arena);
+    CHECK_INT(status, n < all ? OMC_ENOMEM : OMC_OK);
+    CHECK_INT(memory.live_blocks, 0);
+    CHECK_INT(memory.live_bytes, 0);
+  }
+  CHECK(memcmp(dw, expected, sizeof dw) == 0);
+}
+
+TEST(session_budget_that_is_none) {
+  omc_session *s = open_session(model, 1);
+  const omc_budget budgets[] = {{-0.1, SIZE_MAX}, {1.5, SIZE_MAX}, {NAN, 0}};
+  for (int i = 0; i < 3; i++) CHECK_STATUS(omc_session_set_budget(s, &budgets[i]), EINVALID);
+  omc_session_destroy(s);
+}
+
 /* Threads that share a session and its plans. */
 static void *train(void *session) {
   omc_session *s = session;

@@ -13,7 +13,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from .. import _C
+from ..budget import Budget
 from ..capture.export import Captured, apart, quiet
 from ..capture.numbers import Inputs, Numbers
 from ..capture.symbols import remembered
@@ -23,7 +23,6 @@ from ..errors import NeedsStatic, NotExportable, of_the_machine
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
 from ..lowering.lower import lower
-from ..lowering.to_text import to_text
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
 from ..process import no_collection, one_thread_after_fork, tracing
@@ -36,7 +35,8 @@ from .segments import draw_alike, split
 
 Key = tuple[Any, ...]
 _OF_ORTMODULE = ("capture", "verify")
-_OPTIONS = [field.name for field in fields(DebugOptions) if field.name not in _OF_ORTMODULE]
+_BUDGET = "memory_budget"
+_OPTIONS = [*[field.name for field in fields(DebugOptions) if field.name not in _OF_ORTMODULE], _BUDGET]
 
 
 def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None, options: Any = None) -> "Compiled":
@@ -52,7 +52,7 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
         Not used.
     options
         Fields of :class:`DebugOptions` but `capture` and `verify`, as in
-        ``torch.compile(..., options={"fallback": "error"})``.
+        ``torch.compile(..., options={"fallback": "error"})``, and `memory_budget`, as :class:`ORTModule` has it.
 
     Returns
     -------
@@ -66,10 +66,11 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
             raise ValueError(f"option {name} is for ORTModule, which sees whole steps")
         if name not in _OPTIONS:
             raise ValueError(f"option {name} is unknown, there are {', '.join(_OPTIONS)}")
-    settings = DebugOptions(**options)
+    budget = Budget.of(options.get(_BUDGET))
+    settings = DebugOptions(**{name: value for name, value in options.items() if name != _BUDGET})
     settings.set_logging()
     report = FallbackReport(settings.fallback)
-    return Compiled(graph, examples, report, settings.max_graphs, Files(settings, report))
+    return Compiled(graph, examples, report, settings.max_graphs, Files(settings, report), budget)
 
 
 @dataclass
@@ -105,15 +106,24 @@ class Compiled:
         For how many sets of numbers there are graphs.
     files
         What writes these.
+    budget
+        The memory that each may take.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int, files: Files
+        self,
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        report: FallbackReport,
+        max_graphs: int,
+        files: Files,
+        budget: Budget,
     ) -> None:
         self._graph = graph
         self._report = report
         self._max_graphs = max_graphs
         self._files = files
+        self._budget = budget
         self._name = _name(graph)
         self._floats = _floats(graph)
         self._open: _Made | None = None
@@ -175,7 +185,7 @@ class Compiled:
         return [*[m.runner for m in made], *[r for inner in self._inner for r in inner.runners()]]
 
     def _make_part(self, part: fx.GraphModule, examples: Sequence[Any]) -> "Compiled":
-        self._inner.append(Compiled(part, examples, self._report, self._max_graphs, self._files))
+        self._inner.append(Compiled(part, examples, self._report, self._max_graphs, self._files, self._budget))
         return self._inner[-1]
 
     def _as_noted(self, made: _Made, args: Sequence[Any], call: Call, state: Tensor) -> noted.Run:
@@ -219,11 +229,10 @@ class Compiled:
             lowered = lower(captured)
             for name, cause in lowered.fallbacks:
                 self._report.add(name, cause)
-            text, constants = to_text(lowered.model)
-            writer = self._files.watcher(lowered, text, constants, numbered=True)
-            runner = Runner(_C.Session(text, constants, lowered.callbacks, provider=lowered.provider), lowered, writer)
+            runner = Runner.of(lowered, self._budget, self._files, self._report, numbered=True)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="), lowered.numbers, to_open)
+        n_masks = sum("subsequence" in node.attributes for node in lowered.model.graph)
+        return _Made(runner, inputs, captured.out_spec, n_masks, lowered.numbers, to_open)
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
         with tracing, quiet():

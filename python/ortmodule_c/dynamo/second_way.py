@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._dynamo import config, convert_frame, eval_frame, utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, SkipFrame, TorchDynamoException, unimplemented
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.utils import calculate_time_spent, count_calls, counters, graph_break_reasons
 from torch._dynamo.variables.lazy import LazySymNodeFormatString
@@ -33,6 +34,7 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from .. import graphs  # noqa: F401  sets Dynamo's lock, which is exchanged below
+from ..budget import Budget
 from ..capture.shapes import MAX_RANK
 from ..capture.symbols import let_go, remembered
 from ..errors import NotRunnable, first_lines
@@ -69,6 +71,7 @@ _ALONE = {"isolate_recompiles": True}
 _SINCE = f"graphs by TorchDynamo need PyTorch 2.13 or newer, and this is {torch.__version__}"
 _TOO_OLD = _SINCE if _ALONE.keys() - signature(torch.compile).parameters else ""
 _NOTHING = "TorchDynamo compiles nothing of it"
+_GOES_ON = TORCH_DYNAMO_RESUME_IN_PREFIX  # of code that Dynamo makes of the rest of what it has traced before
 _LOOP = re.compile(r"graph break in loop.*frame skipped: \S+ \((.*?) line (\d+)\)", re.DOTALL)
 _IN_LOOP = "a graph break in a loop leaves the function to Python; a submodule for the loop's body would be compiled"
 _CHECKS_ARGUMENTS = "a distribution checks its arguments, as it is not told validate_args=False"
@@ -261,13 +264,20 @@ def _listening(judge: Callable[[Iterable[CodeType]], None]) -> Iterator[_Heard]:
 
 @dataclass(eq=False)
 class _Version:
-    """What Dynamo has compiled for some arguments and hooks, the code it has traced, and what that may have read."""
+    """What Dynamo has compiled for some arguments and hooks, the code it has traced, and what that may have read.
+
+    Attributes
+    ----------
+    around
+        What led to what is held, within a call.
+    """
 
     given: Given
     hooks: list[Any]
     compiled: Any = None
     traced: set[CodeType] = field(default_factory=set)
     held: Held = field(default_factory=lambda: Held([], []))
+    around: Surroundings | None = None
     served: bool = False
 
 
@@ -282,9 +292,11 @@ class SecondWay:
         How many graphs there may be for one function, and whether PyTorch may run what is broken out.
     report
         Where is told what runs in PyTorch.
+    budget
+        The memory that each graph may take.
     """
 
-    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
+    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport, budget: Budget) -> None:
         _hear()
         _let_dynamo_change_pytorch()
         self._name = type(module).__name__
@@ -313,7 +325,8 @@ class SecondWay:
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
         way, files = weakref.ref(self), Files(options, report)
-        self._backend = lambda version, *graph: _compile(way, version, report, options.max_graphs, files, *graph)
+        how = report, options.max_graphs, files, budget
+        self._backend = lambda version, *graph: _compile(way, version, how, *graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         """What the module returns, or raises; and why PyTorch ran it as a whole, if it did.
@@ -348,6 +361,7 @@ class SecondWay:
             finally:
                 self.seconds += heard.seconds
                 version.held = version.held.still()  # what the forward itself changes is left to Dynamo
+                version.around = None
         version.served = True
         if not self._cause:
             self._note_breaks(heard.breaks)
@@ -410,11 +424,16 @@ class SecondWay:
 
         Raise, before anything runs, if that cannot be held, or if Dynamo sees something otherwise than eager.
         """
-        version.traced.update(traced)
-        named = next(filter(None, map(named_and_missed, version.traced)), "")
+        new = {code for code in traced if not code.co_name.startswith(_GOES_ON)} - version.traced
+        version.traced |= new
+        named = next(filter(None, map(named_and_missed, new)), "")
         cause = f"the forward asks for {named}{_OTHERWISE}" if named else ""
         try:
-            around = Surroundings(self._module, version.given.objects, version.traced)
+            around = version.around if version.held.hold() else None
+            if around is not None and not new:
+                return
+            if around is None or not around.follow(new):
+                around = version.around = Surroundings(self._module, version.given.objects, version.traced)
             version.held = around.as_they_are()
             cause = cause or (f"{around.missed}{_OTHERWISE}" if around.missed else "")
         except Exception as error:
@@ -492,16 +511,14 @@ def _seconds() -> float:
 def _compile(
     way: "weakref.ref[SecondWay]",
     version: "weakref.ref[_Version]",
-    report: FallbackReport,
-    max_graphs: int,
-    files: Files,
+    how: tuple[FallbackReport, int, Files, Budget],
     graph: Any,
     examples: Any,
 ) -> Callable[..., Any]:
     of, serving = way(), version()
     assert of is not None and serving is not None  # it is within a call of them
     of.judge(serving, TracingContext.get_traced_code() or ())
-    compiled = Compiled(graph, examples, report, max_graphs, files)
+    compiled = Compiled(graph, examples, *how)
     of.keep(compiled)
     return functools.partial(_run, weakref.ref(compiled))
 

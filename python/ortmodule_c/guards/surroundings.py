@@ -50,6 +50,7 @@ _OF_WRAPPERS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _MOST_CALLED = 1000  # functions, of which Dynamo traces none; what leads to more leads to all of a library
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
+_ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
 
 class Surroundings(Watch):
@@ -76,13 +77,12 @@ class Surroundings(Watch):
         *(list, set, frozenset, collections.deque, collections.defaultdict, types.SimpleNamespace),
     )
     undo = Nothing
-    _ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
-        self._traced = traced
-        self._by_order = any(not self._ORDER.isdisjoint(code.co_names) for code in traced)
-        self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
+        self._traced = set(traced)
+        self._by_order, self._compares = _asks_for_order(traced), _asks_for_equals(traced)
+        self._met: dict[types.CodeType, types.FunctionType] = {}
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
         self._is_called = self._calls_in_turn = False  # what is being entered
@@ -94,6 +94,18 @@ class Surroundings(Watch):
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
         for value in arguments:
             self._freeze(value, "an argument")
+        self._enter_all()
+
+    def follow(self, traced: Collection[types.CodeType]) -> bool:
+        """Look at more code that was traced, where all is as it was; or tell that all has to be looked at once more."""
+        if (_asks_for_order(traced) and not self._by_order) or (_asks_for_equals(traced) and not self._compares):
+            return False
+        self._traced.update(traced)
+        self._to_enter.update({code: self._met[code] for code in traced if code in self._met})
+        self._enter_all()
+        return True
+
+    def _enter_all(self) -> None:
         while self._to_enter or self._later:
             if not self._to_enter:  # of all code together: there is much of both
                 self._calls_in_turn, (new, asked) = self._later.popitem()
@@ -187,6 +199,7 @@ class Surroundings(Watch):
         for users in functions_of(function):
             if self._calls_in_turn:
                 self._called_by_python.add(users.__code__)
+            self._met.setdefault(users.__code__, users)
             if users.__code__ in self._traced or users.__code__ in self._called_by_python:
                 self._to_enter.setdefault(users.__code__, users)
 
@@ -227,6 +240,14 @@ class Surroundings(Watch):
             return
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
+
+
+def _asks_for_order(codes: Collection[types.CodeType]) -> bool:
+    return any(not _ORDER.isdisjoint(code.co_names) for code in codes)
+
+
+def _asks_for_equals(codes: Collection[types.CodeType]) -> bool:
+    return any(_CONTAINS in code.co_code[::2] or not _FINDING.isdisjoint(code.co_names) for code in codes)
 
 
 def _has_own_equality(value: Any, within: frozenset[int] = frozenset()) -> bool:

@@ -35,16 +35,16 @@ class Files:
         self._report = report
         self._written: set[str] = set()
 
-    def watcher(
+    def watchers(
         self, lowered: Lowered, text: str, constants: dict[str, Tensor], numbered: bool = False
-    ) -> Callable[[_C.Plan], None] | None:
+    ) -> list[Callable[[_C.Plan], None]]:
         """What writes a graph once a plan of it is known, if it has to be written.
 
         Of graphs without numbers, which stand for the whole module, the first is written in each mode. One with a
         number is one of several, and each is; of a graph that has no gradient there is no mode but inference.
         """
         if not self._wanted:
-            return None
+            return []
         beginning = f"{self._beginning}_{next(_numbers[self._beginning])}" if numbered else self._beginning
         typed = to_text(lowered.model, typed=True)[0]
 
@@ -75,4 +75,4 @@ class Files:
                 logger.debug("no ONNX files", exc_info=True)
                 self._report.tell(f"the {mode} graphs could not be written: {type(error).__name__}: {error}")
 
-        return write_once
+        return [write_once]
