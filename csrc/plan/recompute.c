@@ -161,8 +161,9 @@ static bool is_new(const round *r, const omc_node *node) { return first_id(node)
 static uint32_t step_of(const round *r, const omc_node *node) { return r->step[first_id(node)]; }
 static uint32_t place_of(const round *r, const omc_node *node) { return r->place[first_id(node)]; }
 
-/* Whether forward reads `v` and its views before the peak only and backwards after it only; *first
- * becomes the first step, if it is before that, at which one does. */
+/* Whether forward reads `v` and its views before the peak only, and that backward in which the peak
+ * is after it only; *first becomes the first step at which a backward does, if it is before that.
+ */
 static bool spans_peak(const round *r, const omc_value *v, uint32_t *first) {
   for (const omc_use *use = v->uses; use; use = use->next) {
     if (use->node == r->graph->result) return false;
@@ -172,8 +173,10 @@ static bool spans_peak(const round *r, const omc_value *v, uint32_t *first) {
     }
     if (is_new(r, use->node)) return false;
     const uint32_t s = step_of(r, use->node);
-    if (s < r->l.n_forward ? s >= r->peak : s <= r->peak) return false;
-    if (s >= r->l.n_forward && s < *first) *first = s;
+    const omc_phase phase = use->node->phase;
+    if (phase == OMC_FORWARD && s >= r->peak) return false;
+    if (phase != OMC_FORWARD && phase == r->l.nodes[r->peak]->phase && s <= r->peak) return false;
+    if (phase != OMC_FORWARD && s < *first) *first = s;
   }
   return true;
 }
@@ -280,9 +283,9 @@ static omc_status consider(const round *r, omc_node *node, candidate *out, chain
       if (then >= first) out->freed += bytes;
     }
   if (!possible || out->freed <= c->copied) return OMC_OK;
+  size_t then; /* at the first step, where what it frees is live now */
+  *helps = omc_add_size(r->live[first], c->bytes - out->freed, &then) && then < r->live[r->peak];
   out->freed -= c->copied;
-  size_t then;
-  *helps = omc_add_size(r->live[first], c->bytes, &then) && then < r->live[r->peak];
   out->work = c->work;
   return OMC_OK;
 }
