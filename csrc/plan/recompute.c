@@ -52,7 +52,7 @@ typedef struct candidate {
 /* What runs again for a candidate, in order. */
 typedef struct chain {
   omc_node *nodes[MOST_COPIES];
-  uint32_t n;
+  uint32_t n, depth; /* how far from the candidate the search is */
   double work;
   size_t bytes;  /* of all results */
   size_t copied; /* bytes of inputs that the caller keeps a copy of */
@@ -208,6 +208,12 @@ static bool all_backwards_read(const round *r, const omc_value *input) {
   return true;
 }
 
+static bool is_overwritten(const omc_graph *g, const omc_value *input) {
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (omc_over(g, k) == input) return true;
+  return false;
+}
+
 /* Whether the value is there at a step of a backward anyway. An input that no backward has read may
  * be another by then, so that a caller who lets it change has to keep it: it is read where there is
  * one backward, as what several of them need is to each caller his own. */
@@ -215,7 +221,8 @@ static bool stays(const round *r, omc_value *v, uint32_t step) {
   const omc_value *root = root_of(v);
   if (omc_is_const(root)) return true;
   if (root->role == OMC_ROLE_INPUT)
-    return r->l.n_phases == OMC_BACKWARD + 1 || all_backwards_read(r, root);
+    return !is_overwritten(r->graph, root) &&
+           (r->l.n_phases == OMC_BACKWARD + 1 || all_backwards_read(r, root));
   return slot_of(r, root)->place == OMC_AT_ARENA && r->last[root->id] >= step &&
          !r->touched[root->id];
 }
@@ -239,7 +246,8 @@ static omc_status gather(const round *r, omc_node *node, uint32_t step, chain *c
   const uint32_t flags = omc_node_flags(node);
   omc_cost cost;
   size_t bytes;
-  *possible &= !(flags & OMC_OP_CALLBACK);
+  *possible &= !(flags & OMC_OP_CALLBACK) && c->depth < MOST_COPIES;
+  c->depth++;
   for (uint32_t i = 0; *possible && i < without_updates(node, node->n_in); i++) {
     omc_value *v = omc_in(node, i);
     if (!v || (v->producer && holds(c, v->producer))) continue;
@@ -250,6 +258,7 @@ static omc_status gather(const round *r, omc_node *node, uint32_t step, chain *c
     *possible = v->producer != NULL;
     if (*possible) OMC_TRY(gather(r, v->producer, step, c, possible));
   }
+  c->depth--;
   *possible &= c->n < MOST_COPIES;
   if (!*possible) return OMC_OK;
   c->nodes[c->n++] = node;
@@ -509,13 +518,14 @@ static omc_status plan_bytes(const task *t, size_t *out) {
 typedef struct progress {
   bool changed; /* something is computed again that was not */
   bool stuck;   /* nothing more would help */
+  size_t live;  /* most bytes that a step should have, before the last round */
 } progress;
 
 static omc_status do_round(task *t, size_t most, omc_arena *scratch, progress *p) {
   round r = {
       .graph = t->graph, .scratch = scratch, .kept = &t->kept, .copied = t->copied, .most = most};
   OMC_TRY(begin(&r, t->provider, t->retain_graph));
-  *p = (progress){.stuck = most == 0};
+  *p = (progress){.stuck = most == 0, .live = r.live[r.peak]};
   if (r.live[r.peak] <= most) return OMC_OK;
   OMC_TRY(lower_peak(&r, &p->changed));
   p->stuck = !p->changed;
@@ -524,8 +534,8 @@ static omc_status do_round(task *t, size_t most, omc_arena *scratch, progress *p
 
 /* Rounds, until no step should have more than `most`. */
 static omc_status do_rounds(task *t, size_t most, progress *p) {
-  progress now = {true, false};
-  for (*p = (progress){false, false}; now.changed; p->stuck = now.stuck) {
+  progress now = {.changed = true};
+  for (*p = (progress){false, false, 0}; now.changed; p->stuck = now.stuck, p->live = now.live) {
     omc_arena scratch;
     omc_arena_init(&scratch, t->allocator);
     const omc_status status = do_round(t, most, &scratch, &now);
@@ -543,11 +553,12 @@ static omc_status keep_to(task *t, const omc_budget *budget) {
   OMC_TRY(plan_bytes(t, &bytes));
   const double share = budget->share * (double)bytes;
   const size_t most = share < (double)budget->bytes ? (size_t)share : budget->bytes;
-  progress p = {false, false};
-  for (size_t aim = most; bytes > most && !p.stuck;
-       aim = (size_t)((double)aim * (double)most / (double)bytes)) {
+  progress p = {false, false, 0};
+  for (size_t aim = most; bytes > most && !p.stuck;) {
     OMC_TRY(do_rounds(t, aim, &p));
     if (p.changed) OMC_TRY(plan_bytes(t, &bytes));
+    if (bytes > most)
+      aim = (size_t)((double)(p.live < aim ? p.live : aim) * (double)most / (double)bytes);
   }
   return OMC_OK;
 }

@@ -157,11 +157,13 @@ def _cubic(far: Tensor, a: float) -> Tensor:
 
 
 def grid_sample(t: Importer, node: Given, x: Val, grid: Val) -> Results:
-    said = node.attributes
+    """Computed in float32 at least: 16 bits do not tell which elements a place lies between."""
+    said, dtype = node.attributes, x.dtype
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(said["mode"], said["mode"])
     n, c, *sizes = (int(d) for d in x.dims)
     result = [int(d) for d in grid.dims[1:-1]]
-    grid = t.cast(grid, x.dtype)
+    wide = torch.promote_types(torch.promote_types(dtype, grid.dtype), torch.float32)
+    x, grid = t.cast(x, wide), t.cast(grid, wide)
     axes: list[list[tuple[Val, Val]]] = []
     for k, size in enumerate(reversed(sizes)):
         line = t.emit("Reshape", t.emit("Gather", grid, t.const(k), axis=-1), t.const([n, math.prod(result)]))
@@ -180,7 +182,8 @@ def grid_sample(t: Importer, node: Given, x: Val, grid: Val) -> Results:
         total = part if total is None else t.emit("Add", total, part)
     if total is None:
         raise Unsupported("a grid of no axes")
-    return t.emit("Reshape", t.emit("Transpose", total, perm=[0, 2, 1]), t.const([n, c, *result]))
+    total = t.cast(t.emit("Transpose", total, perm=[0, 2, 1]), dtype)
+    return t.emit("Reshape", total, t.const([n, c, *result]))
 
 
 def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: bool) -> list[tuple[Val, Val]]:
