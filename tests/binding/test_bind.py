@@ -262,6 +262,19 @@ def test_a_session_is_opened_on_a_provider() -> None:
         _C.Session(TEXT, C, provider="abacus")
 
 
+def test_a_session_has_a_budget() -> None:
+    x = inputs()
+    for budget in ({"memory_share": 0.0}, {"memory_bytes": 0}, {"memory_share": 0.5, "memory_bytes": 2**40}):
+        s = _C.Session(TEXT, C, **budget)
+        check_step(plan_of(s, x), x)
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="which is not from 0 to 1"):
+            _C.Session(TEXT, C, memory_share=share)
+    for size, error in ((-1, OverflowError), (2**64, OverflowError), ("1", TypeError)):
+        with pytest.raises(error):
+            _C.Session(TEXT, C, memory_bytes=size)
+
+
 def test_transform_arguments() -> None:
     text = "input %x : f32[?]\n%y = Exp(%x)\nreturn %y\n"
     assert "%x : f32[7]" in _C.transform(text, "specialize", ["f32[7]"])

@@ -100,10 +100,16 @@ class Session:
     name: str
 
     def __init__(
-        self, text: str, constants: Any, callbacks: Any = None, max_plans: int = 16, provider: str = "cpu"
+        self,
+        text: str,
+        constants: Any,
+        callbacks: Any = None,
+        max_plans: int = 16,
+        provider: str = "cpu",
+        **budget: Any,
     ) -> None:
         border = None if callbacks is None else Callbacks(callbacks)
-        self._session = self.core.Session(text, constants, border, max_plans, self.name)
+        self._session = self.core.Session(text, constants, border, max_plans, self.name, **budget)
         calls = "TorchCall(" in text
         exact = self.name == "device"  # kernels of its own round otherwise than the CPU's
         self._cpu = None if calls or not exact else self.core.Session(text, constants, None, max_plans)

@@ -109,6 +109,7 @@ def test_bits_are_the_same_in_less_memory(make: Any, share: float, precision: An
     assert arenas[3] <= share * arenas[0]
 
 
+@pytest.mark.host
 @pytest.mark.filterwarnings("ignore:.*goes through TorchDynamo")
 def test_graphs_by_dynamo_keep_to_it() -> None:
     arenas = []
@@ -219,6 +220,20 @@ def test_an_argument_that_no_gradient_reads_may_change_before_the_backward() -> 
         loss.backward()
         grads.append(next(model.parameters()).grad)
     torch.testing.assert_close(*grads)
+
+
+def test_what_a_forward_writes_over_is_computed_with_as_it_was() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        h = s.a(x).tanh() * s.scale.clone()
+        s.scale.mul_(1.5).add_(h.detach().mean(0))
+        return s.b(torch.sin(h * s.scale.clone()).exp())
+
+    torch.manual_seed(0)
+    net, x = Function(forward, a=nn.Linear(9, 9), b=nn.Linear(9, 9)).double(), torch.randn(999, 9).double()
+    net.register_buffer("scale", torch.ones(9).double())
+    eager, ours = net, wrap(net, 0.0, options=STRICT)
+    for _ in range(2):
+        assert_same_step(eager, ours, x)
 
 
 def test_running_statistics_are_updated_once() -> None:
