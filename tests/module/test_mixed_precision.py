@@ -72,6 +72,8 @@ MODULES: dict[str, Made] = {
 IDS = torch.arange(400).remainder(3)
 # Of these PyTorch rounds every step to float16, and runs them itself.
 STEPPED = {"division", "smooth l1, mean", "huber, mean"}
+# And what PyTorch computes in several ops, rounding in between.
+ROUNDED_WITHIN = {"fractions", "quotients rounded to zero"}
 
 # float32 affine parameters with activations of 16 bits, as autocast and mixed training have them
 MIXED: dict[str, Made] = {
@@ -139,7 +141,7 @@ def test_a_module_in_16_bits_is_as_exact_as_its_type(
     make, shape = MODULES[name]
     torch.manual_seed(0)
     ours = compared(make, torch.randn(shape).to(dtype), monkeypatch, dtype)
-    assert bool(ours.fallback_report()) == (dtype == torch.float16 and name in STEPPED)
+    assert bool(ours.fallback_report()) == (name in ROUNDED_WITHIN or (dtype == torch.float16 and name in STEPPED))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

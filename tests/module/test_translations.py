@@ -81,7 +81,11 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
     "circular pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "circular"), F.pad(y[None], (6, 0), "circular")),
     "reflected pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "reflect"), F.pad(y, (5, 0), "reflect")),
     "replicated pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "replicate"), F.pad(y, (7, 0), "replicate")),
-    "ones on the diagonal": lambda y: (y @ torch.eye(6, 4), y + torch.eye(len(y), 6), y.T @ torch.eye(len(y))),
+    "ones on the diagonal": lambda y: (
+        y @ torch.eye(6, 4, dtype=y.dtype),
+        y + torch.eye(len(y), 6, dtype=y.dtype),
+        y.T @ torch.eye(len(y), dtype=y.dtype),
+    ),
     "diagonals": lambda y: (
         y.diagonal(),
         y.diagonal(-2),

@@ -424,6 +424,8 @@ class SecondWay:
 
         Raise, before anything runs, if that cannot be held, or if Dynamo sees something otherwise than eager.
         """
+        if self._cause:
+            raise NotRunnable(self._cause)
         new = {code for code in traced if not code.co_name.startswith(_GOES_ON)} - version.traced
         version.traced |= new
         named = next(filter(None, map(named_and_missed, new)), "")
