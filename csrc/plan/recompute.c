@@ -202,10 +202,12 @@ static uint32_t without_updates(const omc_node *node, uint32_t n) {
   return n;
 }
 
-static bool all_backwards_read(const round *r, const omc_value *input) {
+/* How many backwards read an input. */
+static uint32_t readers(const round *r, const omc_value *input) {
+  uint32_t n = 0;
   for (omc_phase p = OMC_BACKWARD; p < r->l.n_phases; p++)
-    if (!r->l.parts[p].reads_input[input->index]) return false;
-  return true;
+    n += r->l.parts[p].reads_input[input->index];
+  return n;
 }
 
 static bool is_overwritten(const omc_graph *g, const omc_value *input) {
@@ -214,15 +216,15 @@ static bool is_overwritten(const omc_graph *g, const omc_value *input) {
   return false;
 }
 
-/* Whether the value is there at a step of a backward anyway. An input that no backward has read may
- * be another by then, so that a caller who lets it change has to keep it: it is read where there is
- * one backward, as what several of them need is to each caller his own. */
+/* Whether the value is there at a step of a backward anyway. So is an input that all backwards
+ * read, or none: a caller who lets such a one change keeps a copy of it. One that some read may
+ * change once these have run. */
 static bool stays(const round *r, omc_value *v, uint32_t step) {
   const omc_value *root = root_of(v);
   if (omc_is_const(root)) return true;
   if (root->role == OMC_ROLE_INPUT)
     return !is_overwritten(r->graph, root) &&
-           (r->l.n_phases == OMC_BACKWARD + 1 || all_backwards_read(r, root));
+           (readers(r, root) == 0 || readers(r, root) == r->l.n_phases - OMC_BACKWARD);
   return slot_of(r, root)->place == OMC_AT_ARENA && r->last[root->id] >= step &&
          !r->touched[root->id];
 }
@@ -235,7 +237,7 @@ static bool holds(const chain *c, const omc_node *node) {
 
 static omc_status add_copied(const round *r, const omc_value *v, chain *c) {
   size_t bytes;
-  if (v->role != OMC_ROLE_INPUT || all_backwards_read(r, v)) return OMC_OK;
+  if (v->role != OMC_ROLE_INPUT || readers(r, v) > 0) return OMC_OK;
   OMC_TRY(omc_type_bytes(&v->type, &bytes));
   if (!omc_add_size(c->copied, bytes, &c->copied)) c->copied = SIZE_MAX;
   return OMC_OK;

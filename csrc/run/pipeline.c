@@ -82,9 +82,10 @@ static const struct stage {
     {"reuse", reuse, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"widen-again", widen_again, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
+    {"trim", trim, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},
     {"recompute", recompute, true, true, offsetof(omc_session_stats, plan_seconds)},
-    {"trim", trim, false, true, offsetof(omc_session_stats, fuse_seconds)},
+    {"trim-copies", trim, true, true, offsetof(omc_session_stats, plan_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };
 

@@ -1,6 +1,7 @@
 """How much memory a step may take for what it computes."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class Budget:
                 raise ValueError(
                     f"memory_budget is {given}, expected at least {_MIB} bytes, or a share of the memory as a float"
                 )
-            return cls(bytes=given)
+            return cls(bytes=min(given, sys.maxsize))
         if math.isnan(given) or not 0 <= given <= 1:
             raise ValueError(f"memory_budget is {given}, expected a share from 0.0 to 1.0, or bytes as an int")
         return cls(share=float(given))

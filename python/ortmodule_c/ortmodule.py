@@ -77,8 +77,8 @@ class ORTModule(Wrapper):
         How much memory a training step may take at once for what it computes, beyond the tensors that it is given,
         gives and leaves as gradients: a float from 0.0 to 1.0 is a share of what it would take, an int is bytes. To
         keep to it the backward computes once more what it needs of the forward, the cheapest first, with the same bits;
-        0.0 keeps as little as that can reach. What cannot keep to the bytes does as well as it can, told in a warning.
-        None, the default, computes nothing twice. It holds where the C core runs the module.
+        0.0 computes again whatever makes it less. What cannot keep to a budget does as well as it can; of bytes that is
+        told in a warning. None, the default, computes nothing twice. It holds where the C core runs the module.
 
     Raises
     ------

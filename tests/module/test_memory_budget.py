@@ -181,6 +181,23 @@ def test_backwards_of_several_losses_in_any_order() -> None:
         assert all(map(torch.equal, *grads))
 
 
+def test_a_loss_beside_its_logits() -> None:
+    """Both may go back, so the plan has a backward for each."""
+    torch.manual_seed(0)
+    net, (ids,) = gpt2()
+    arenas, grads = [], []
+    for budget in (None, 0.5):
+        model = wrap(net, budget)
+        for i in range(2):
+            model.zero_grad()
+            torch.manual_seed(i)
+            model(input_ids=ids, labels=ids).loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+        arenas.append(model.stats()["arena_bytes"])
+    assert all(map(torch.equal, *grads))
+    assert arenas[1] <= 0.5 * arenas[0]
+
+
 def test_backward_twice_over_a_retained_graph() -> None:
     torch.manual_seed(0)
     net, args = layers()
