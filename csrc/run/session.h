@@ -40,8 +40,8 @@ omc_status omc_session_create(const char *text, size_t n, omc_find_data find, vo
 /* Plans and runs keep what they need; a session may go before them. NULL is accepted. */
 void omc_session_destroy(omc_session *session);
 
-/* How large arenas of plans that are made from now on may be; at first there is no bound. Results do not depend
- * on it. OMC_EINVALID: the share is not from 0 to 1. Any thread. */
+/* How large arenas of plans that are made from now on may be; at first there is no bound. Results
+ * do not depend on it. OMC_EINVALID: the share is not from 0 to 1. Any thread. */
 omc_status omc_session_set_budget(omc_session *session, const omc_budget *budget) OMC_MUST_USE;
 
 const omc_graph *omc_session_template(const omc_session *session);
