@@ -34,7 +34,8 @@ typedef struct round {
   uint32_t n_values;
   size_t *live; /* by step: bytes in the arena, as far as gradients lend no memory */
   uint32_t peak;
-  size_t most;        /* more bytes than that no step should have */
+  size_t most;        /* more bytes than that no step should have, */
+  size_t least;       /* and as many some step cannot do without */
   uint32_t *step;     /* by value id: that which makes it; of a view, that which comes next */
   uint32_t *place;    /* by value id: of the node in the graph's list */
   uint32_t *last;     /* by root: the last step that reads it */
@@ -88,9 +89,24 @@ static size_t find_lent(const round *r, bool retain_graph, size_t *lent) {
   return largest;
 }
 
+static size_t bytes_of(const round *r, const omc_value *v) {
+  return v && slot_of(r, v)->place == OMC_AT_ARENA ? slot_of(r, v)->bytes : 0;
+}
+
+/* The least that a node has in the arena while it runs: its largest operand or result, of which
+ * one may take the memory of the other. */
+static size_t own_bytes(const round *r, const omc_node *node) {
+  size_t in = 0, out = 0;
+  for (uint32_t i = 0; i < node->n_in; i++)
+    if (bytes_of(r, omc_in(node, i)) > in) in = bytes_of(r, omc_in(node, i));
+  for (uint32_t k = 0; k < node->n_out; k++)
+    if (bytes_of(r, omc_out(node, k)) > out) out = bytes_of(r, omc_out(node, k));
+  return in > out ? in : out;
+}
+
 /* Sets live[s]: scratch memory, what is larger than any gradient, and what all gradients together
- * have no room for. */
-static omc_status find_live(const round *r, const omc_provider *p, bool retain_graph) {
+ * have no room for; and the least that there has to be. */
+static omc_status find_live(round *r, const omc_provider *p, bool retain_graph) {
   const uint32_t n = r->l.n_steps;
   size_t *lent = OMC_NEW_ARRAY(r->scratch, size_t, n + 1),
          *large = OMC_NEW_ARRAY(r->scratch, size_t, n + 1);
@@ -107,6 +123,9 @@ static omc_status find_live(const round *r, const omc_provider *p, bool retain_g
     const size_t small = r->live[s] - large[s];
     r->live[s] = large[s] + (small > lent[s] ? small - lent[s] : 0);
     if (!omc_add_size(r->live[s], call.workspace_bytes, &r->live[s])) return no_memory();
+    size_t own = own_bytes(r, r->l.nodes[s]);
+    own = call.workspace_bytes + (own > lent[s] ? own - lent[s] : 0);
+    if (own > r->least) r->least = own;
   }
   return OMC_OK;
 }
@@ -316,7 +335,8 @@ static bool has_room(const round *r, const omc_node *node, uint32_t from, uint32
   for (uint32_t k = 0; k < without_updates(node, node->n_out); k++)
     if (node->out[k]) bytes += slot_of(r, node->out[k])->bytes;
   for (uint32_t s = from; s < to; s++)
-    if (!omc_add_size(r->live[s], bytes, &then) || then > r->most) return false;
+    if (!omc_add_size(r->live[s], bytes, &then) || then > (r->most > r->least ? r->most : r->least))
+      return false;
   return true;
 }
 

@@ -1,6 +1,7 @@
 """How much memory a step may take for what it computes."""
 
 import math
+import numbers
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,14 +42,14 @@ class Budget:
         """
         if given is None:
             return UNBOUNDED
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
+        if isinstance(given, bool) or not isinstance(given, numbers.Real):  # as those of NumPy are
             raise TypeError(f"memory_budget is a {type(given).__name__}, expected a float, a share, or an int, bytes")
-        if isinstance(given, int):
+        if isinstance(given, numbers.Integral):
             if given < _MIB:
                 raise ValueError(
                     f"memory_budget is {given}, expected at least {_MIB} bytes, or a share of the memory as a float"
                 )
-            return cls(bytes=min(given, sys.maxsize))
+            return cls(bytes=min(int(given), sys.maxsize))
         if math.isnan(given) or not 0 <= given <= 1:
             raise ValueError(f"memory_budget is {given}, expected a share from 0.0 to 1.0, or bytes as an int")
         return cls(share=float(given))
@@ -63,8 +64,8 @@ class Budget:
             nonlocal told
             if plan.arena_bytes > most and not told and any(map(any, plan.out_grads)):
                 told = True
-                least, asked = math.ceil(plan.arena_bytes / _MIB), most / _MIB
-                report.tell(f"a step takes {least} MiB at least, more than the memory_budget of {asked:.0f} MiB")
+                least, asked = plan.arena_bytes / _MIB, most / _MIB
+                report.tell(f"a step takes {least:.2f} MiB at least, more than the memory_budget of {asked:.2f} MiB")
 
         return [watch]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -151,7 +152,9 @@ def test_budget_in_bytes() -> None:
         bits = steps(model, (x,))
     assert model.stats()["arena_bytes"] <= most
     assert all(map(torch.equal, bits, steps(unbounded, (x,))[:2]))  # results, before gradients are added up
-    with pytest.warns(UserWarning, match=r"a step takes \d+ MiB at least, more than the memory_budget of \d+ MiB"):
+    with pytest.warns(
+        UserWarning, match=r"a step takes [\d.]+ MiB at least, more than the memory_budget of [\d.]+ MiB"
+    ):
         steps(model, (torch.randn(8192, 256),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -291,3 +294,9 @@ def test_a_wrapper_of_a_wrapper_and_copies_keep_it() -> None:
 def test_what_is_no_budget(budget: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         ORTModule(nn.Linear(2, 2), memory_budget=budget)
+
+
+@pytest.mark.parametrize("budget", [np.float32(0.5), np.float64(0.5), np.int64(MIB), 2**80])
+def test_numbers_of_numpy_are_budgets(budget: Any) -> None:
+    net, args = layers()
+    steps(wrap(net, budget), args, 1)
