@@ -72,6 +72,8 @@ typedef struct omc_plan {
  * `graph` in either case. The caller owns one reference to *out. */
 omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                            const omc_allocator *allocator, omc_plan **out) OMC_MUST_USE;
+omc_plan *omc_plan_retain(omc_plan *plan);
+void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
 /* How large an arena may be. */
 typedef struct omc_budget {
@@ -84,8 +86,6 @@ typedef struct omc_budget {
  * may come after it that would merge what is made twice. */
 omc_status omc_recompute(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                          const omc_budget *budget, const omc_allocator *allocator) OMC_MUST_USE;
-omc_plan *omc_plan_retain(omc_plan *plan);
-void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
 /* The stage of omc_plan_create after all but offsets is known: sets these, what is lent,
  * live_bytes, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while it

@@ -56,7 +56,7 @@ typedef struct chain {
   uint32_t n, depth; /* how far from the candidate the search is */
   double work;
   size_t bytes;  /* of all results */
-  size_t copied; /* bytes of inputs that the caller keeps a copy of */
+  size_t inputs; /* bytes of those that the caller keeps a copy of */
 } chain;
 
 static omc_status no_memory(void) { OMC_FAIL(ENOMEM, "no memory to keep to a budget of memory"); }
@@ -77,7 +77,8 @@ static size_t find_lent(const round *r, bool retain_graph, size_t *lent) {
   const omc_graph *g = r->graph;
   const omc_part *part = &r->l.parts[OMC_BACKWARD];
   size_t largest = 0;
-  for (uint32_t i = 0; i < g->n_inputs && !retain_graph && omc_n_backwards(g) == 1; i++) {
+  if (retain_graph || omc_n_backwards(g) != 1) return 0;
+  for (uint32_t i = 0; i < g->n_inputs; i++) {
     const omc_value *v = omc_in(g->result, g->n_outputs + i);
     if (!v) continue;
     const omc_slot *slot = slot_of(r, v);
@@ -96,12 +97,12 @@ static size_t bytes_of(const round *r, const omc_value *v) {
 /* The least that a node has in the arena while it runs: its largest operand or result, of which
  * one may take the memory of the other. */
 static size_t own_bytes(const round *r, const omc_node *node) {
-  size_t in = 0, out = 0;
+  size_t most = 0;
   for (uint32_t i = 0; i < node->n_in; i++)
-    if (bytes_of(r, omc_in(node, i)) > in) in = bytes_of(r, omc_in(node, i));
+    if (bytes_of(r, omc_in(node, i)) > most) most = bytes_of(r, omc_in(node, i));
   for (uint32_t k = 0; k < node->n_out; k++)
-    if (bytes_of(r, omc_out(node, k)) > out) out = bytes_of(r, omc_out(node, k));
-  return in > out ? in : out;
+    if (bytes_of(r, omc_out(node, k)) > most) most = bytes_of(r, omc_out(node, k));
+  return most;
 }
 
 /* Sets live[s]: scratch memory, what is larger than any gradient, and what all gradients together
@@ -254,11 +255,11 @@ static bool holds(const chain *c, const omc_node *node) {
   return false;
 }
 
-static omc_status add_copied(const round *r, const omc_value *v, chain *c) {
+static omc_status add_input(const round *r, const omc_value *v, chain *c) {
   size_t bytes;
   if (v->role != OMC_ROLE_INPUT || readers(r, v) > 0) return OMC_OK;
   OMC_TRY(omc_type_bytes(&v->type, &bytes));
-  if (!omc_add_size(c->copied, bytes, &c->copied)) c->copied = SIZE_MAX;
+  if (!omc_add_size(c->inputs, bytes, &c->inputs)) c->inputs = SIZE_MAX;
   return OMC_OK;
 }
 
@@ -273,7 +274,7 @@ static omc_status gather(const round *r, omc_node *node, uint32_t step, chain *c
     omc_value *v = omc_in(node, i);
     if (!v || (v->producer && holds(c, v->producer))) continue;
     if (stays(r, v, step)) {
-      OMC_TRY(add_copied(r, root_of(v), c));
+      OMC_TRY(add_input(r, root_of(v), c));
       continue;
     }
     *possible = v->producer != NULL;
@@ -312,10 +313,10 @@ static omc_status consider(const round *r, omc_node *node, candidate *out, chain
       const size_t bytes = frees(r, c->nodes[i], k, &then);
       if (then >= first) out->freed += bytes;
     }
-  if (!possible || out->freed <= c->copied) return OMC_OK;
+  if (!possible || out->freed <= c->inputs) return OMC_OK;
   size_t then; /* at the first step, where what it frees is live now */
   *helps = omc_add_size(r->live[first], c->bytes - out->freed, &then) && then < r->live[r->peak];
-  out->freed -= c->copied;
+  out->freed -= c->inputs;
   out->work = c->work;
   return OMC_OK;
 }
@@ -331,12 +332,12 @@ static int compare(const void *left, const void *right) {
 
 /* Whether from one step to another there is room for what a node of forward gives. */
 static bool has_room(const round *r, const omc_node *node, uint32_t from, uint32_t to) {
+  const size_t room = r->most > r->least ? r->most : r->least;
   size_t bytes = 0, then;
   for (uint32_t k = 0; k < without_updates(node, node->n_out); k++)
     if (node->out[k]) bytes += slot_of(r, node->out[k])->bytes;
   for (uint32_t s = from; s < to; s++)
-    if (!omc_add_size(r->live[s], bytes, &then) || then > (r->most > r->least ? r->most : r->least))
-      return false;
+    if (!omc_add_size(r->live[s], bytes, &then) || then > room) return false;
   return true;
 }
 

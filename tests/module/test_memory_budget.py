@@ -299,4 +299,14 @@ def test_what_is_no_budget(budget: Any, kind: type[Exception], message: str) -> 
 @pytest.mark.parametrize("budget", [np.float32(0.5), np.float64(0.5), np.int64(MIB), 2**80])
 def test_numbers_of_numpy_are_budgets(budget: Any) -> None:
     net, args = layers()
-    steps(wrap(net, budget), args, 1)
+    steps(wrap(net, budget, options=STRICT), args, 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("rows", [0, 1, 65])  # 65 is the number of columns too
+def test_sizes_at_the_edge(rows: int, precision: Any) -> None:
+    torch.manual_seed(0)
+    net, _ = layers()
+    x = torch.randn(rows, 65)
+    outcomes = [steps(wrap(net, b, precision=precision, options=STRICT), (x,)) for b in (None, 0.0)]
+    assert all(map(torch.equal, *outcomes))
