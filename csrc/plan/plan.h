@@ -98,6 +98,12 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
 omc_status omc_plan_needed(const omc_plan *plan, uint32_t backward, const bool *wanted,
                            bool *needed, bool *reads_input, bool *reads_output) OMC_MUST_USE;
 
+/* By input of the plan and by output: the step before which a backward has come to use them for the
+ * last time, the input or its gradient; 0: it does not, UINT32_MAX: its copies do. `inputs` and
+ * `outputs` have graph->n_inputs and graph->n_outputs elements. Any thread. */
+void omc_plan_last_use(const omc_plan *plan, uint32_t backward, uint32_t *inputs,
+                       uint32_t *outputs);
+
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);
 

@@ -37,6 +37,7 @@ enum {
   OMC_TYPE_SESSION,
   OMC_TYPE_PLAN,
   OMC_TYPE_RUN,
+  OMC_TYPE_BACKWARD,
   OMC_TYPE_FINGERPRINT,
   OMC_TYPE_HELD,
   OMC_N_TYPES
@@ -133,13 +134,21 @@ typedef struct omc_constants {
 } omc_constants;
 omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
 
-/* session.c, plan.c, run.c, transform.c, infer.c */
+/* session_object.c, plan_object.c, run_object.c, backward_object.c, transform.c, infer_op.c */
 typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
   omc_callbacks_ctx callbacks;
   PyObject *constants; /* keeps the constants' memory alive */
   PyObject *last;      /* the plan that was asked for last, while somebody has it; borrowed */
 } omc_session_object;
+
+typedef struct omc_plan_object {
+  PyObject_HEAD omc_plan *plan;
+  omc_session_object *session; /* keeps template, constants and callbacks alive */
+  PyObject *in_grads, *out_grads;
+  PyObject *reads_inputs, *reads_outputs;
+  PyObject **requests; /* of outputs, then gradients of inputs: see omc_tensor_new */
+} omc_plan_object;
 
 /* The object of a plan, the one there was if it is the session's last. */
 PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, omc_plan *plan,
@@ -155,6 +164,25 @@ omc_run *omc_run_object_get(const omc_module *m,
                             PyObject *object); /* NULL with TypeError: no run */
 extern PyType_Spec omc_plan_spec;
 extern PyType_Spec omc_run_spec;
+extern PyType_Spec omc_backward_spec;
+
+/* Data pointers of n tensors, each of the type of its value; None (or a position beyond the
+ * sequence's use, wanted[i] false) gives NULL. -1 with an exception naming the tensor. */
+int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObject *tuple,
+                      uint32_t n, omc_value *const *values, const bool *wanted, const char *what,
+                      void **out);
+
+/* A list of memory for the gradients of a backward, in the order of the inputs: of those that are
+ * `wanted` (NULL: all), else None. What was lent to forward (NULL: nothing) is taken over. */
+PyObject *omc_new_results(const omc_module *m, const omc_plan_object *plan, uint32_t backward,
+                          const bool *wanted, PyObject *lent, void *queue, void **pointers);
+
+size_t omc_needed_bytes(const omc_plan *plan); /* of what Plan.needed gives */
+
+/* Methods of Plan: _C.pyi tells what they do. */
+PyObject *omc_plan_begin(PyObject *plan, PyObject *args, PyObject *kwargs);
+PyObject *omc_plan_backward(PyObject *plan, PyObject *args, PyObject *kwargs);
+
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs);

@@ -129,8 +129,8 @@ static const char *const names[OMC_N_NAMES] = {
 
 static PyType_Spec *const specs[OMC_N_TYPES] = {
     [OMC_TYPE_SESSION] = &omc_session_spec, [OMC_TYPE_PLAN] = &omc_plan_spec,
-    [OMC_TYPE_RUN] = &omc_run_spec,         [OMC_TYPE_FINGERPRINT] = &omc_fingerprint_spec,
-    [OMC_TYPE_HELD] = &omc_held_spec,
+    [OMC_TYPE_RUN] = &omc_run_spec,         [OMC_TYPE_BACKWARD] = &omc_backward_spec,
+    [OMC_TYPE_HELD] = &omc_held_spec,       [OMC_TYPE_FINGERPRINT] = &omc_fingerprint_spec,
 };
 
 static PyMethodDef methods[] = {

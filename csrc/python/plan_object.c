@@ -1,14 +1,6 @@
 /* The Plan type: runs forward and backward for one signature. */
 #include "python/binding.h"
 
-typedef struct plan_object {
-  PyObject_HEAD omc_plan *plan;
-  omc_session_object *session; /* keeps template, constants and callbacks alive */
-  PyObject *in_grads, *out_grads;
-  PyObject *reads_inputs, *reads_outputs;
-  PyObject **requests; /* of outputs, then gradients of inputs: see omc_tensor_new */
-} plan_object;
-
 static uint32_t n_requests(const omc_graph *g) { return g->n_outputs + g->n_inputs; }
 
 /* Positions of the true entries, as a tuple. */
@@ -37,7 +29,7 @@ static PyObject *reads(const omc_plan *plan, bool inputs) {
 
 PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, omc_plan *plan,
                              PyObject *in_grads, PyObject *out_grads) {
-  plan_object *self = (plan_object *)session->last;
+  omc_plan_object *self = (omc_plan_object *)session->last;
   if (self && self->plan == plan) {
     omc_plan_release(plan);
     return Py_NewRef((PyObject *)self);
@@ -64,7 +56,7 @@ PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, o
 }
 
 static void plan_dealloc(PyObject *object) {
-  plan_object *self = (plan_object *)object;
+  omc_plan_object *self = (omc_plan_object *)object;
   PyObject_GC_UnTrack(object);
   if (self->session && self->session->last == object) self->session->last = NULL;
   for (uint32_t k = 0; self->requests && k < n_requests(self->plan->graph); k++)
@@ -81,17 +73,15 @@ static void plan_dealloc(PyObject *object) {
 
 /* A cycle through a plan leads through its session, which breaks it. */
 static int plan_traverse(PyObject *object, visitproc visit, void *arg) {
-  const plan_object *self = (const plan_object *)object;
+  const omc_plan_object *self = (const omc_plan_object *)object;
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->session);
   return 0;
 }
 
-/* Data pointers of n tensors, each of the type of its value; None (or a position beyond the
- * sequence's use, wanted[i] false) gives NULL. -1 with an exception naming the tensor. */
-static int read_pointers(const omc_module *m, const omc_provider *provider, PyObject *tuple,
-                         uint32_t n, omc_value *const *values, const bool *wanted, const char *what,
-                         void **out) {
+int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObject *tuple,
+                      uint32_t n, omc_value *const *values, const bool *wanted, const char *what,
+                      void **out) {
   if (PyTuple_Size(tuple) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_ValueError, "%s: expected %u tensors, got %zd", what, n,
                  PyTuple_Size(tuple));
@@ -118,7 +108,7 @@ static int read_pointers(const omc_module *m, const omc_provider *provider, PyOb
 static omc_value *result_value(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
 /* Memory for the gradient of input i: the tensor that was lent, if it was, else a new one. */
-static PyObject *result_memory(const omc_module *m, const plan_object *self, uint32_t i,
+static PyObject *result_memory(const omc_module *m, const omc_plan_object *self, uint32_t i,
                                const omc_type *type, PyObject *lent, void *queue, void **out) {
   omc_type same;
   if (!lent || !self->plan->lends[i])
@@ -129,10 +119,8 @@ static PyObject *result_memory(const omc_module *m, const plan_object *self, uin
   return Py_NewRef(tensor);
 }
 
-/* A list of memory for the gradients of a backward, in the order of the inputs: of those that are
- * `wanted` (NULL: all), else None. What was lent to forward (NULL: nothing) is taken over. */
-static PyObject *new_results(const omc_module *m, const plan_object *self, uint32_t backward,
-                             const bool *wanted, PyObject *lent, void *queue, void **pointers) {
+PyObject *omc_new_results(const omc_module *m, const omc_plan_object *self, uint32_t backward,
+                          const bool *wanted, PyObject *lent, void *queue, void **pointers) {
   const omc_graph *g = self->plan->graph;
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list && i < g->n_inputs; i++) {
@@ -145,7 +133,7 @@ static PyObject *new_results(const omc_module *m, const plan_object *self, uint3
 }
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
-  plan_object *self = (plan_object *)object;
+  omc_plan_object *self = (omc_plan_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_graph *g = self->plan->graph;
   PyObject *sequence, *inputs = NULL, *outputs = NULL, *lent = NULL, *result = NULL;
@@ -157,7 +145,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   const omc_provider *p = self->plan->provider;
   inputs = PySequence_Tuple(sequence);
   if (!inputs || omc_current_queue(m, p, &queue) < 0 ||
-      read_pointers(m, p, inputs, g->n_inputs, g->inputs, NULL, "input", in) < 0)
+      omc_read_pointers(m, p, inputs, g->n_inputs, g->inputs, NULL, "input", in) < 0)
     goto done;
   outputs = PyList_New(0);
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
@@ -166,7 +154,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
                               : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
                                                &self->requests[k], &out[k]));
   }
-  if (!outputs || !(lent = new_results(m, self, 0, self->plan->lends, NULL, queue, lent_at)))
+  if (!outputs || !(lent = omc_new_results(m, self, 0, self->plan->lends, NULL, queue, lent_at)))
     goto done;
   omc_run *run = NULL;
   omc_status status;
@@ -188,109 +176,6 @@ done:
   return result;
 }
 
-/* Number of the backward for just the gradients that are there: -1 with an exception set if the
- * plan has none such. */
-static Py_ssize_t find_backward(const plan_object *self, PyObject *grads) {
-  const Py_ssize_t n = self->plan->graph->n_outputs;
-  if (PyTuple_Size(grads) != n) {
-    PyErr_Format(PyExc_ValueError, "gradient of output: expected %zd tensors, got %zd", n,
-                 PyTuple_Size(grads));
-    return -1;
-  }
-  for (Py_ssize_t b = 0; b < PyTuple_Size(self->out_grads); b++) {
-    PyObject *mask = PyTuple_GetItem(self->out_grads, b);
-    bool same = true;
-    for (Py_ssize_t k = 0; same && k < n; k++) {
-      const int given = PyObject_IsTrue(PyTuple_GetItem(mask, k));
-      if (given < 0) return -1;
-      same = given == (PyTuple_GetItem(grads, k) != Py_None);
-    }
-    if (same) return b;
-  }
-  PyErr_SetString(PyExc_ValueError, "the plan has no backward for just these gradients of outputs");
-  return -1;
-}
-
-/* The memory of what Run.pack gave; NULL without an exception for None. */
-static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *object, void **out) {
-  omc_type type;
-  *out = NULL;
-  if (object == Py_None) return 0;
-  if (omc_tensor_read(m, plan->provider, object, out, &type) < 0) return omc_error_prefix("packed");
-  if (type.dtype == OMC_U8 && type.shape.rank == 1 &&
-      type.shape.dims[0] == (int64_t)plan->forward_bytes)
-    return 0;
-  char text[OMC_TYPE_TEXT];
-  PyErr_Format(
-      PyExc_ValueError,
-      "packed is %s where this plan saves u8[%zu]: a hook of saved tensors has to give back "
-      "what it was given",
-      omc_type_text(&type, text, sizeof text), plan->forward_bytes);
-  return -1;
-}
-
-/* Reads what backward is given into the pointers of *b. */
-static int read_backward(const omc_module *m, const plan_object *self, PyObject *const *tuples,
-                         omc_backward *b, void **pointers) {
-  const omc_plan *plan = self->plan;
-  const omc_graph *g = plan->graph;
-  const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
-  void **in = pointers, **out = in + n_in, **grad_out = out + n_out, **grad_in = grad_out + n_out;
-  const Py_ssize_t number = find_backward(self, tuples[2]);
-  if (number < 0) return -1;
-  const omc_part *part = &plan->parts[OMC_BACKWARD + number];
-  b->number = (uint32_t)number;
-  b->inputs = in, b->outputs = out, b->grads = grad_out, b->results = grad_in;
-
-  omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
-  bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
-  int result = -1;
-  if (!values || !given) {
-    PyErr_NoMemory();
-    goto done;
-  }
-  for (uint32_t k = 0; k < n_out; k++) {
-    values[k] = result_value(g, k);
-    given[k] = g->grads && g->grads[k] && g->grads[k]->uses &&
-               PyTuple_GetItem(tuples[2], (Py_ssize_t)k) != Py_None;
-  }
-  if (read_pointers(m, plan->provider, tuples[0], n_in, g->inputs, part->reads_input, "input", in) <
-          0 ||
-      read_pointers(m, plan->provider, tuples[1], n_out, values, part->reads_output, "output",
-                    out) < 0 ||
-      (g->grads && read_pointers(m, plan->provider, tuples[2], n_out, g->grads, given,
-                                 "gradient of output", grad_out) < 0))
-    goto done;
-  result = 0;
-done:
-  PyMem_Free(values);
-  PyMem_Free(given);
-  return result;
-}
-
-/* The gradients of a backward that has been read. */
-static PyObject *run_backward(const omc_module *m, const plan_object *self, PyObject *left,
-                              omc_backward *b, void **grad_in) {
-  omc_run *run = omc_run_object_get(m, left);
-  omc_status status = omc_run_enter(run, b);
-  if (status != OMC_OK) return omc_raise(m, status);
-  PyObject *lent = b->takes_lent ? omc_run_object_lent(left) : NULL;
-  PyObject *results = new_results(m, self, b->number, NULL, lent, b->queue, grad_in);
-  if (!results) {
-    omc_run_leave(run, b);
-    return NULL;
-  }
-  Py_BEGIN_ALLOW_THREADS
-  status = omc_run_backward(run, b);
-  Py_END_ALLOW_THREADS
-  if (status != OMC_OK) {
-    Py_DECREF(results);
-    return omc_raise(m, status);
-  }
-  if (lent) omc_run_object_drop_lent(left);
-  return results;
-}
-
 /* Bools of the positions in a sequence; -1 with an exception. */
 static int read_positions(PyObject *sequence, uint32_t n, bool *out) {
   PyObject *tuple = PySequence_Tuple(sequence);
@@ -308,22 +193,27 @@ static int read_positions(PyObject *sequence, uint32_t n, bool *out) {
   return result;
 }
 
-static size_t needed_bytes(const omc_plan *plan) {
+size_t omc_needed_bytes(const omc_plan *plan) {
   return ((size_t)plan->n_steps + plan->n_copies) * sizeof(bool);
 }
 
+/* The number of a backward that the plan has; -1 with an exception. */
+static int check_number(const omc_plan *plan, unsigned long number) {
+  if (number < omc_n_backwards(plan->graph)) return 0;
+  PyErr_Format(PyExc_ValueError, "backward %lu of a plan with %u", number,
+               omc_n_backwards(plan->graph));
+  return -1;
+}
+
 static PyObject *plan_needed(PyObject *object, PyObject *args) {
-  const omc_plan *plan = ((plan_object *)object)->plan;
+  const omc_plan *plan = ((omc_plan_object *)object)->plan;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_graph *g = plan->graph;
   unsigned long number;
   PyObject *sequence, *result = NULL;
-  if (!PyArg_ParseTuple(args, "kO", &number, &sequence)) return NULL;
-  if (number >= omc_n_backwards(g)) {
-    PyErr_Format(PyExc_ValueError, "backward %lu of a plan with %u", number, omc_n_backwards(g));
+  if (!PyArg_ParseTuple(args, "kO", &number, &sequence) || check_number(plan, number) < 0)
     return NULL;
-  }
-  const size_t n = needed_bytes(plan);
+  const size_t n = omc_needed_bytes(plan);
   bool *needed = PyMem_Calloc(n + 2 * (size_t)g->n_inputs + g->n_outputs + 1, sizeof *needed);
   if (!needed) return PyErr_NoMemory();
   bool *wanted = needed + n, *inputs = wanted + g->n_inputs, *outputs = inputs + g->n_inputs;
@@ -339,67 +229,38 @@ static PyObject *plan_needed(PyObject *object, PyObject *args) {
   return result;
 }
 
-/* What Plan.needed has made; NULL without an exception for None. */
-static int read_needed(const omc_plan *plan, PyObject *object, const bool **out) {
-  char *bytes;
-  Py_ssize_t n;
-  *out = NULL;
-  if (object == Py_None) return 0;
-  if (PyBytes_AsStringAndSize(object, &bytes, &n) < 0) return -1;
-  if ((size_t)n != needed_bytes(plan)) {
-    PyErr_SetString(PyExc_ValueError, "needed: it is of another plan");
-    return -1;
-  }
-  *out = (const bool *)(const void *)bytes;
-  return 0;
+static PyObject *numbers(const uint32_t *values, uint32_t n) {
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list && i < n; i++) omc_append(&list, PyLong_FromUnsignedLong(values[i]));
+  return list;
 }
 
-static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"run", "inputs", "outputs", "grads", "keep", "packed", "needed", NULL};
-  plan_object *self = (plan_object *)object;
-  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
-  const omc_graph *g = self->plan->graph;
-  PyObject *left, *lists[3], *packed = Py_None, *some = Py_None, *tuples[3] = {NULL};
-  PyObject *results = NULL;
-  const bool *needed;
-  int keep = 0;
-  void *bytes, *queue;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pOO", names, &left, &lists[0], &lists[1],
-                                   &lists[2], &keep, &packed, &some))
-    return NULL;
-  omc_run *run = omc_run_object_get(m, left);
-  if (!run) return NULL;
-  if (omc_run_plan(run) != self->plan) {
-    PyErr_SetString(PyExc_ValueError, "run: it belongs to another plan");
-    return NULL;
-  }
-  if (read_packed(m, self->plan, packed, &bytes) < 0 ||
-      read_needed(self->plan, some, &needed) < 0 ||
-      omc_current_queue(m, self->plan->provider, &queue) < 0)
-    return NULL;
-  void **pointers = PyMem_Calloc(2 * ((size_t)g->n_inputs + g->n_outputs) + 1, sizeof *pointers);
-  if (!pointers) return PyErr_NoMemory();
-  bool ok = true;
-  for (int i = 0; ok && i < 3; i++) ok = (tuples[i] = PySequence_Tuple(lists[i])) != NULL;
-  omc_backward backward = {.keep = keep != 0, .queue = queue, .packed = bytes, .needed = needed};
-  if (ok && read_backward(m, self, tuples, &backward, pointers) == 0)
-    results = run_backward(m, self, left, &backward, pointers + g->n_inputs + 2 * g->n_outputs);
-  PyMem_Free(pointers);
-  for (int i = 0; i < 3; i++) Py_XDECREF(tuples[i]);
-  return results;
+static PyObject *plan_last_use(PyObject *object, PyObject *args) {
+  const omc_plan *plan = ((omc_plan_object *)object)->plan;
+  const omc_graph *g = plan->graph;
+  unsigned long number;
+  if (!PyArg_ParseTuple(args, "k", &number) || check_number(plan, number) < 0) return NULL;
+  uint32_t *inputs = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *inputs);
+  if (!inputs) return PyErr_NoMemory();
+  uint32_t *outputs = inputs + g->n_inputs;
+  omc_plan_last_use(plan, (uint32_t)number, inputs, outputs);
+  PyObject *result =
+      Py_BuildValue("(NN)", numbers(inputs, g->n_inputs), numbers(outputs, g->n_outputs));
+  PyMem_Free(inputs);
+  return result;
 }
 
-#define PLAN_SHOW(name, show)                                                                  \
-  static PyObject *plan_##name(PyObject *object, PyObject *unused) {                           \
-    (void)unused;                                                                              \
-    return show(PyType_GetModuleState(Py_TYPE(object)), ((plan_object *)object)->plan->graph); \
+#define PLAN_SHOW(name, show)                                                                      \
+  static PyObject *plan_##name(PyObject *object, PyObject *unused) {                               \
+    (void)unused;                                                                                  \
+    return show(PyType_GetModuleState(Py_TYPE(object)), ((omc_plan_object *)object)->plan->graph); \
   }
 PLAN_SHOW(text, omc_graph_text)
 PLAN_SHOW(describe, omc_graph_description)
 
 static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   (void)unused;
-  const omc_plan *plan = ((plan_object *)object)->plan;
+  const omc_plan *plan = ((omc_plan_object *)object)->plan;
   const omc_step_time *times = omc_plan_profile(plan);
   PyObject *list = PyList_New(0);
   for (uint32_t s = 0; list && times && s < plan->n_steps; s++) {
@@ -417,7 +278,7 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
 
 static PyObject *plan_empty_like(PyObject *object, PyObject *tensor) {
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
-  const omc_provider *p = ((plan_object *)object)->plan->provider;
+  const omc_provider *p = ((omc_plan_object *)object)->plan->provider;
   omc_type type;
   void *data, *queue;
   if (omc_tensor_read(m, p, tensor, &data, &type) < 0 || omc_current_queue(m, p, &queue) < 0)
@@ -425,11 +286,11 @@ static PyObject *plan_empty_like(PyObject *object, PyObject *tensor) {
   return omc_tensor_new(m, p, &type, queue, NULL, &data);
 }
 
-#define PLAN_GET(name, self, expr)                         \
-  static PyObject *get_##name(PyObject *object, void *u) { \
-    (void)u;                                               \
-    const plan_object *self = (const plan_object *)object; \
-    return expr;                                           \
+#define PLAN_GET(name, self, expr)                                 \
+  static PyObject *get_##name(PyObject *object, void *u) {         \
+    (void)u;                                                       \
+    const omc_plan_object *self = (const omc_plan_object *)object; \
+    return expr;                                                   \
   }
 PLAN_GET(reads_inputs, self, Py_NewRef(self->reads_inputs))
 PLAN_GET(reads_outputs, self, Py_NewRef(self->reads_outputs))
@@ -464,11 +325,16 @@ static PyMethodDef plan_methods[] = {
     {"forward", plan_forward, METH_VARARGS,
      "forward(inputs, seed) -> (outputs, Run or None); an output that is written over an input is "
      "it"},
-    {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
+    {"begin", (PyCFunction)(void (*)(void))omc_plan_begin, METH_VARARGS | METH_KEYWORDS,
+     "begin(run, inputs, outputs, grads, keep=False, packed=None, needed=None) -> Backward"},
+    {"backward", (PyCFunction)(void (*)(void))omc_plan_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(run, inputs, outputs, grads, keep=False, packed=None, needed=None) -> gradients of "
      "the inputs; where not all is needed, the others are memory that nothing was written to"},
     {"needed", plan_needed, METH_VARARGS,
      "needed(backward, inputs) -> (for backward(), the inputs it then reads, the outputs)"},
+    {"last_use", plan_last_use, METH_VARARGS,
+     "last_use(backward) -> (by input the step before which it and its gradient are used last, by "
+     "output the same)"},
     {"empty_like", plan_empty_like, METH_O,
      "empty_like(tensor) -> a tensor of its type in the provider's pooled memory"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
@@ -486,5 +352,5 @@ static PyType_Slot plan_slots[] = {
     {0, NULL}};
 
 PyType_Spec omc_plan_spec = {
-    "ortmodule_c._C.Plan", sizeof(plan_object), 0,
+    "ortmodule_c._C.Plan", sizeof(omc_plan_object), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};

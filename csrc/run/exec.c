@@ -240,13 +240,16 @@ static void run_these(void *arg) {
 
 /* The device's threads are held from one step that calls back to the next: those are for torch. */
 static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
-                            const omc_part *part, const bool *needed) {
+                            const omc_stretch *stretch) {
   const omc_provider *p = x->plan->provider;
-  for (uint32_t begin = part->step, end; begin < part->end_step; begin = end) {
+  const omc_part *part = &x->plan->parts[stretch->phase];
+  const uint32_t last = stretch->end < part->end_step ? stretch->end : part->end_step;
+  uint32_t begin = stretch->begin > part->step ? stretch->begin : part->step;
+  for (uint32_t end; begin < last; begin = end) {
     const bool alone = calls_back(x->plan, begin);
     end = begin + 1;
-    while (!alone && end < part->end_step && !calls_back(x->plan, end)) end++;
-    steps these = {args, x, work, needed, begin, end, OMC_OK};
+    while (!alone && end < last && !calls_back(x->plan, end)) end++;
+    steps these = {args, x, work, stretch->needed, begin, end, OMC_OK};
     if (alone || !p->hold)
       run_these(&these);
     else
@@ -256,14 +259,15 @@ static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *
   return OMC_OK;
 }
 
-static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part,
-                             const bool *needed, void *queue) {
+static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_stretch *stretch,
+                             void *queue) {
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
+  const omc_part *part = &plan->parts[stretch->phase];
   for (uint32_t c = part->copy; c < part->end_copy; c++) {
     const omc_tensor *from = &work->operands[x->first_operand[plan->n_steps] + c];
     const size_t bytes = plan->slots[plan->copies[c].from].bytes;
-    if (bytes == 0 || (needed && !needed[plan->n_steps + c])) continue;
+    if (bytes == 0 || (stretch->needed && !stretch->needed[plan->n_steps + c])) continue;
     const uint32_t base = result_base(plan, plan->copies[c].to);
     if (!work->bases[base]) return missing(plan, base);
     OMC_TRY(p->copy(p->ctx, work->bases[base], from->data, bytes, queue));
@@ -271,20 +275,18 @@ static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_
   return OMC_OK;
 }
 
-/* A phase of a run, with its operands where they are. */
-typedef struct phase_of {
+/* A stretch of a run, with its operands where they are. */
+typedef struct stretch_of {
   omc_run *run;
   const omc_work *work;
-  omc_phase phase;
-  const bool *needed; /* of omc_plan_needed, or NULL */
-} phase_of;
+  omc_stretch stretch;
+} stretch_of;
 
-static omc_status give_phase(void *arg, const uint64_t *seed_at, void *queue) {
-  const phase_of *these = arg;
+static omc_status give_stretch(void *arg, const uint64_t *seed_at, void *queue) {
+  const stretch_of *these = arg;
   omc_run *run = these->run;
   omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
-  const omc_part *part = &plan->parts[these->phase];
   const int threads = plan->provider->threads(plan->provider->ctx);
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
@@ -292,27 +294,31 @@ static omc_status give_phase(void *arg, const uint64_t *seed_at, void *queue) {
                           .callbacks = omc_shared_callbacks(x->shared),
                           .run = &run->callback_state,
                           .queue = queue};
-  OMC_TRY(run_steps(&args, x, these->work, part, these->needed));
-  return run_copies(x, these->work, part, these->needed, queue);
+  OMC_TRY(run_steps(&args, x, these->work, &these->stretch));
+  if (these->stretch.end < UINT32_MAX) return OMC_OK;
+  return run_copies(x, these->work, &these->stretch, queue);
 }
 
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, const bool *needed,
-                          void *queue) {
+/* What recurs is a phase as a whole. */
+omc_status omc_exec_run(omc_run *run, omc_work *work, const omc_stretch *stretch, void *queue) {
   omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
-  omc_track *track = &x->tracks[phase];
-  phase_of these = {run, work, phase, p->give ? NULL : needed}; /* what recurs is whole */
+  omc_track *track = &x->tracks[stretch->phase];
+  stretch_of these = {run, work, *stretch};
   bool replayed = false;
   OMC_TRY(omc_provider_told(p));
-  OMC_TRY(resolve(x, work, phase));
-  if (!p->give) return give_phase(&these, NULL, queue);
+  OMC_TRY(resolve(x, work, stretch->phase));
+  if (!p->give) return give_stretch(&these, NULL, queue);
+  const bool whole =
+      stretch->begin <= plan->parts[stretch->phase].step && stretch->end == UINT32_MAX;
+  if (whole) these.stretch.needed = NULL;
   for (uint32_t b = 0; b < x->n_bases; b++) work->used[b] = track->uses[b] ? work->bases[b] : NULL;
-  const omc_recurring again = {.give = give_phase,
+  const omc_recurring again = {.give = give_stretch,
                                .arg = &these,
                                .tensors = work->used,
                                .n_tensors = x->n_bases,
-                               .recurs = track->recurs,
+                               .recurs = track->recurs && whole,
                                .random = plan->random,
                                .seed = run->seed};
   OMC_TRY(p->give(p->ctx, &again, queue, &track->notes, &replayed));

@@ -78,10 +78,16 @@ uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index);
 /* OMC_EINVALID if a base pointer of the caller that the phase needs is NULL. */
 omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) OMC_MUST_USE;
 
-/* Runs the steps and copies of one phase of a run with the base pointers of `work`; of a backward
- * no more than omc_plan_needed says, or all (NULL). */
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, const bool *needed,
-                          void *queue) OMC_MUST_USE;
+/* Steps `begin` to before `end` of a phase; for UINT32_MAX to its end, with its copies. */
+typedef struct omc_stretch {
+  omc_phase phase;
+  const bool *needed; /* of omc_plan_needed: the others are left out; NULL: none is */
+  uint32_t begin, end;
+} omc_stretch;
+
+/* Runs a stretch with the base pointers of `work`. */
+omc_status omc_exec_run(omc_run *run, omc_work *work, const omc_stretch *stretch,
+                        void *queue) OMC_MUST_USE;
 
 /* Frees a list of idle work. */
 void omc_work_free(const omc_exec *exec, omc_work *list);

@@ -141,7 +141,8 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   for (uint32_t k = 0; k < g->n_outputs; k++)
     if (omc_over(g, k))
       work->bases[omc_exec_base(x->plan, OMC_AT_OUTPUT, k)] = inputs[omc_over(g, k)->index];
-  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD, NULL, run->queue);
+  const omc_stretch whole = {OMC_FORWARD, NULL, 0, UINT32_MAX};
+  const omc_status status = omc_exec_run(run, work, &whole, run->queue);
   finish_work(x, work);
   return status;
 }
@@ -214,6 +215,14 @@ omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) {
   return plan->lends_any ? follow(plan, run->home, queue) : OMC_OK;
 }
 
+static void undo_enter(omc_run *run, const omc_backward *b) {
+  omc_exec_lock();
+  run->users--;
+  if (b->in_place) run->consumed = false;
+  if (b->takes_lent) run->lent_is_gone = false;
+  omc_exec_unlock();
+}
+
 /* Backward works where forward did if nobody else does and nobody will miss what it writes over,
  * else in a copy. What was lent it takes over in the queue for which that was made. */
 omc_status omc_run_enter(omc_run *run, omc_backward *b) {
@@ -221,6 +230,7 @@ omc_status omc_run_enter(omc_run *run, omc_backward *b) {
   const uint32_t n = omc_n_backwards(plan->graph);
   const bool consumes = plan->consumes, at_home = b->queue == run->home;
   b->in_place = b->takes_lent = false;
+  b->step = 0, b->work = NULL, b->arena = NULL;
   if (b->number >= n) OMC_FAIL(EINVALID, "backward %u of a plan with %u", b->number, n);
   if (!b->packed && run->packed && plan->forward_bytes)
     OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
@@ -243,45 +253,12 @@ omc_status omc_run_enter(omc_run *run, omc_backward *b) {
              "if it is told to, or if the plan retains");
   const omc_status status = follow(plan, b->queue, before);
   if (status != OMC_OK) { /* nothing was given to the queue: the run is as it was */
-    omc_run_leave(run, b);
+    undo_enter(run, b);
     omc_exec_lock();
     if (run->queue == b->queue) run->queue = before;
     omc_exec_unlock();
   }
   return status;
-}
-
-void omc_run_leave(omc_run *run, const omc_backward *b) {
-  omc_exec_lock();
-  run->users--;
-  if (b->in_place) run->consumed = false;
-  if (b->takes_lent) run->lent_is_gone = false;
-  omc_exec_unlock();
-}
-
-/* The run's arena is freed in the queue that came last, and what is lent in its own: they wait for
- * this one too. */
-static omc_status finish(omc_run *run, const omc_backward *b) {
-  const omc_plan *plan = run->exec->plan;
-  omc_exec_lock();
-  run->users--;
-  void *const last = run->queue;
-  omc_exec_unlock();
-  OMC_TRY(follow(plan, last, b->queue));
-  return plan->lends_any ? follow(plan, run->home, b->queue) : OMC_OK;
-}
-
-static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward *b) {
-  const omc_plan *plan = run->exec->plan;
-  void *arena = run->arena;
-  omc_status status = b->in_place ? OMC_OK : copy_of_arena(run, b, &arena);
-  if (status == OMC_OK) {
-    work->bases[0] = arena;
-    status = omc_exec_phase(run, work, OMC_BACKWARD + b->number, b->needed, b->queue);
-    if (!b->in_place) free_arena(plan, b->queue, arena);
-  }
-  const omc_status finished = finish(run, b);
-  return status == OMC_OK ? finished : status;
 }
 
 /* What was lent is what is given. */
@@ -293,25 +270,64 @@ static omc_status check_lent(const omc_run *run, const omc_backward *b) {
   return OMC_OK;
 }
 
-omc_status omc_run_backward(omc_run *run, const omc_backward *b) {
-  omc_exec *x = run->exec;
+/* Sets up all that the steps work with. */
+static omc_status set_out(omc_run *run, omc_backward *b, omc_work *work) {
+  const omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
-  omc_work *work = NULL;
-  omc_status status = start_work(x, &work);
-  if (status == OMC_OK) {
-    set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
-    set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
-    set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
-    set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
-    status = omc_exec_check(x, work, OMC_BACKWARD + b->number);
+  set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
+  set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
+  set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
+  set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
+  OMC_TRY(omc_exec_check(x, work, OMC_BACKWARD + b->number));
+  OMC_TRY(check_lent(run, b));
+  if (!b->in_place) OMC_TRY(copy_of_arena(run, b, &b->arena));
+  work->bases[0] = b->in_place ? run->arena : b->arena;
+  b->work = work;
+  b->step = x->plan->parts[OMC_BACKWARD + b->number].step;
+  return OMC_OK;
+}
+
+omc_status omc_run_advance(omc_run *run, omc_backward *b, uint32_t end) {
+  omc_exec *x = run->exec;
+  if (!b->work) {
+    omc_work *work;
+    OMC_TRY(start_work(x, &work));
+    const omc_status status = set_out(run, b, work);
+    if (status != OMC_OK) {
+      finish_work(x, work);
+      return status;
+    }
   }
-  if (status == OMC_OK) status = check_lent(run, b);
-  if (status == OMC_OK)
-    status = run_backward(run, work, b);
-  else
-    omc_run_leave(run, b);
-  if (work) finish_work(x, work);
-  return status;
+  if (end <= b->step) return OMC_OK;
+  const omc_stretch stretch = {OMC_BACKWARD + b->number, b->needed, b->step, end};
+  b->step = end;
+  return omc_exec_run(run, b->work, &stretch, b->queue);
+}
+
+/* The run's arena is freed in the queue that came last, and what is lent in its own: they wait for
+ * this one too. */
+omc_status omc_run_leave(omc_run *run, omc_backward *b) {
+  omc_exec *x = run->exec;
+  if (!b->work) {
+    undo_enter(run, b);
+    return OMC_OK;
+  }
+  free_arena(x->plan, b->queue, b->arena);
+  finish_work(x, b->work);
+  b->work = NULL;
+  b->arena = NULL;
+  omc_exec_lock();
+  run->users--;
+  void *const last = run->queue;
+  omc_exec_unlock();
+  OMC_TRY(follow(x->plan, last, b->queue));
+  return x->plan->lends_any ? follow(x->plan, run->home, b->queue) : OMC_OK;
+}
+
+omc_status omc_run_backward(omc_run *run, omc_backward *b) {
+  const omc_status status = omc_run_advance(run, b, UINT32_MAX);
+  const omc_status left = omc_run_leave(run, b);
+  return status == OMC_OK ? left : status;
 }
 
 const omc_plan *omc_run_plan(const omc_run *run) { return run->exec->plan; }

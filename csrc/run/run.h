@@ -28,7 +28,7 @@ omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) OMC_MUST_USE;
 
 /* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers as given to
  * forward, needed only where plan->parts[OMC_BACKWARD + number] says that it reads them, elsewhere
- * NULL. All is borrowed for the call. */
+ * NULL. All is borrowed until the backward is left. */
 typedef struct omc_backward {
   uint32_t number;    /* which one, in the order of the signature */
   bool keep;          /* another backward may follow */
@@ -41,22 +41,31 @@ typedef struct omc_backward {
   /* Set by omc_run_enter. */
   bool in_place;   /* it works where forward did */
   bool takes_lent; /* results of inputs that lend are what was lent to forward, not other memory */
+  /* Kept by omc_run_advance. */
+  uint32_t step;         /* the next one of the plan */
+  struct omc_work *work; /* NULL: nothing has run */
+  void *arena;           /* a copy that it works in, if not in place */
 } omc_backward;
 
 /* Begins one of the plan's backwards: any of them in any order and any number of times. Only if the
  * plan consumes what forward saved, one that is not told to keep it is the last: after it
  * OMC_ECONSUMED. Any thread; where two would work in one arena, or keep what the plan consumes, it
  * works in a copy. Reads number, keep, queue and packed, and says what `results` must be. Unless it
- * fails, omc_run_backward or omc_run_leave must follow. */
+ * fails, omc_run_leave or omc_run_backward must follow. */
 omc_status omc_run_enter(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 
-/* Runs the backward that was begun, and ends it. What it lacks of the caller's tensors it says
- * before anything is done (OMC_EINVALID): the run is then as it was. */
-omc_status omc_run_backward(omc_run *run, const omc_backward *backward) OMC_MUST_USE;
+/* Runs the backward that was begun from where it is to before step `end` of the plan, or for
+ * UINT32_MAX to its end, with its copies: omc_plan_last_use says what is done with by then. One
+ * thread at a time. What it lacks of the caller's tensors it says before anything is done
+ * (OMC_EINVALID); after any other failure nothing but leaving makes sense. */
+omc_status omc_run_advance(omc_run *run, omc_backward *backward, uint32_t end) OMC_MUST_USE;
 
-/* Ends a backward that was begun and will not run: the run is as it was, but for the queue that its
- * arena is freed in. */
-void omc_run_leave(omc_run *run, const omc_backward *backward);
+/* Ends a backward that was begun, wherever it is. If nothing of it has run, the run is as it was,
+ * but for the queue that its arena is freed in. OMC_EDEVICE: it has ended all the same. */
+omc_status omc_run_leave(omc_run *run, omc_backward *backward) OMC_MUST_USE;
+
+/* Runs the backward that was begun, and ends it. */
+omc_status omc_run_backward(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 
 const omc_plan *omc_run_plan(const omc_run *run);
 

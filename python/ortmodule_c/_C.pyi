@@ -32,6 +32,18 @@ class Run:
     def pack(self) -> Tensor:
         """Move the bytes that backward needs into a tensor, at most once; each backward needs it then."""
 
+class Backward:
+    """A backward that has begun, and computes as far as it is asked for gradients; it ends when it dies."""
+
+    def take(self, inputs: Sequence[int]) -> list[Tensor | None]:
+        """Gradients of these inputs, each of which can be taken once; computed, if they are not yet, with all before.
+
+        From then on nothing reads or writes them, nor the inputs themselves.
+        """
+
+    def end(self) -> None:
+        """Compute no more; the run is as after any backward."""
+
 class Plan:
     """Everything decided for one signature. Immutable."""
 
@@ -54,6 +66,21 @@ class Plan:
         The second result holds what backward needs and lets go of it when it dies. None if the plan has no
         backward.
         """
+
+    def begin(
+        self,
+        run: Run,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+        keep: bool = False,
+        packed: Tensor | None = None,
+        needed: bytes | None = None,
+    ) -> Backward:
+        """Begin a backward as :meth:`backward` runs it."""
+
+    def last_use(self, backward: int) -> tuple[list[int], list[int]]:
+        """Before which step a backward has used each input, or its gradient, for the last time, and each output."""
 
     def backward(
         self,

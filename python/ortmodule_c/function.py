@@ -1,12 +1,11 @@
 """Runs a graph forward and backward: plans, seeds, what backwards need and what they may not find changed."""
 
-import contextlib
 import copy
 import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from . import _C
 from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .budget import Budget
+from .coming import NOTHING, Coming, Computed, Given, Gradients, as_it_is
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_BACKWARDS = 64  # that are remembered with a plan
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
-_NOTHING: contextlib.nullcontext[Collection[Operand]] = contextlib.nullcontext(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,8 @@ class _Planned:
         Outputs that backwards read or PyTorch saves.
     backwards
         By outputs, and by inputs where not all of their gradients are asked for, those met so far.
+    nodes
+        By how many bytes of gradients go on together, of calls whose gradients do so as they are there.
     """
 
     def __init__(self, runner: "Runner", plan: _C.Plan) -> None:
@@ -82,6 +83,7 @@ class _Planned:
         kept = runner.to_keep if plan.out_grads else ()
         self.kept = sorted({*kept, *itertools.chain(*plan.reads_outputs)})
         self.backwards: dict[tuple[Mask, Asked], _Backward] = {}
+        self.nodes: dict[int, Nodes] = {}
 
 
 class Runner:
@@ -206,6 +208,18 @@ class Runner:
             leads_to = {k: [n for n, s in enumerate(sets) if s.outputs >> k & 1] for k in self._order}
             nodes = [(k, leads_to[k], self._made_of[k]) for k in self._order if leads_to[k]]
             found = self._nodes[in_grads] = Nodes(sets, nodes)
+        return found
+
+    def nodes_of(self, call: "Call", together: int | None) -> Nodes:
+        """The nodes of a call whose forward has run, of which inputs go on with so many bytes of gradients together."""
+        nodes = self.nodes(call.in_grads)
+        if together is None:
+            return nodes
+        found = call.planned.nodes.get(together)
+        if found is None:
+            plan = call.planned.plan
+            order, _ = plan.last_use(len(plan.out_grads) - 1)
+            found = call.planned.nodes[together] = nodes.divided(order, [t.nbytes for t in call.dense], together)
         return found
 
     def run(self, call: "Call") -> list[Tensor]:
@@ -337,6 +351,7 @@ class Call:
     begun: bool = False  # there was a backward
     freed: int = 0  # what saved tensors for backwards that did not retain them
     watching: Sequence[Watch] = ()
+    together: int | None = None  # bytes of gradients that go on as they are there; None: all at once
 
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
@@ -357,7 +372,7 @@ class Call:
     def forward(self) -> list[Tensor]:
         """Run forward, which brings the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
-        outputs, self.run = _as_it_is(runner.callbacks.device, self.plan.forward, self.dense, self.seed)
+        outputs, self.run = as_it_is(runner.callbacks.device, self.plan.forward, self.dense, self.seed)
         self.forwarded = True
         self._note_updates()
         self.planned = runner.planned(self.plan)
@@ -424,7 +439,7 @@ class Call:
 
     def go_back(
         self, grads: Sequence[Tensor | None], asked: Asked, opened: "Call", others_follow: bool = False
-    ) -> tuple[Sequence[Tensor], list[Tensor | None], bool]:
+    ) -> tuple[Sequence[Tensor], Computed | Coming, bool]:
         """A backward of autograd's from these results, of which others may follow within the same; see :meth:`opened`.
 
         Returns
@@ -436,15 +451,19 @@ class Call:
         """
         runner, mask = self.runner, self._mask(grads)
         if True not in mask:
-            return opened.inputs, [None] * len(opened.inputs), True
+            return opened.inputs, Computed([None] * len(opened.inputs)), True
         for watch in self.watching:
             watch.check(mask)
         keep = others_follow or torch._C._autograd._get_current_graph_task_keep_graph()
         runner.habits.note(mask, keep or self.begun)
         freed = self.freed | runner.freed(mask)
         is_left = keep or runner.leaves(freed)
-        given = [None if g is None else _dense(g) for g in grads]
-        results = opened.backward(mask, [*given, *[None] * len(runner.updates)], is_left, asked)
+        given = [*[None if g is None else _dense(g) for g in grads], *[None] * len(runner.updates)]
+        results: Computed | Coming
+        if self.together is not None and not others_follow and mask in self.plan.out_grads:
+            results = Coming(opened, mask, given, is_left, asked)
+        else:
+            results = Computed(opened.backward(mask, given, is_left, asked))
         self.begun = True
         if not keep:
             self.freed = freed
@@ -473,48 +492,37 @@ class Call:
         runner, run = self.runner, self.run
         assert run is not None
         back = runner.backward(self.planned, mask, asked)
-        self._check(back)
-        outputs = [self.outputs.get(i) for i in range(len(grads))]
-        with runner.callbacks.noting() if runner.callbacks.ops else _NOTHING as none:
-            results = _as_it_is(
-                runner.callbacks.device,
-                self.plan.backward,
-                run,
-                self.dense,
-                outputs,
-                grads,
-                keep,
-                self.packed,
-                back.needed,
-            )
+        self.check(back)
+        with runner.callbacks.noting() if runner.callbacks.ops else NOTHING as none:
+            results = as_it_is(runner.callbacks.device, self.plan.backward, run, *self.given(grads, keep, back))
         reached = runner.reached(mask, none, asked) if none else back.reached
         for i in self.planned.wanted:
-            if i not in reached:
-                results[i] = None
-            elif results[i] is None:  # what led there was found to be 0
-                results[i] = torch.zeros_like(self.inputs[i])
+            results[i] = self.gradient(i, results[i], reached)
         return results
 
-    def _check(self, back: _Backward) -> None:
+    def given(self, grads: Gradients, keep: bool, back: _Backward) -> Given:
+        """What a backward of the plan is given."""
+        return self.dense, [self.outputs.get(i) for i in range(len(grads))], grads, keep, self.packed, back.needed
+
+    def gradient(self, i: int, found: Tensor | None, reached: Collection[int]) -> Tensor | None:
+        """What autograd gets for an input."""
+        if i not in reached:
+            return None
+        return torch.zeros_like(self.inputs[i]) if found is None else found  # what led there was found to be 0
+
+    def check(self, back: _Backward) -> None:
         """Raise as PyTorch does if any of what a backward needs was changed in place since."""
+        self.check_unchanged(back.inputs, back.outputs)
+
+    def check_unchanged(self, of_inputs: Iterable[int], of_outputs: Iterable[int]) -> None:
+        """The same of these."""
         inputs, versions = self.inputs, self.versions
-        for i in back.inputs:
+        for i in of_inputs:
             if inputs[i]._version != versions[i]:
                 raise _changed(inputs[i], versions[i])
-        for i in back.outputs:
+        for i in of_outputs:
             if self.outputs[i]._version != self.output_versions[i]:
                 raise _changed(self.outputs[i], self.output_versions[i])
-
-
-def _as_it_is(device: torch.device, run: Callable[..., Any], *args: Any) -> Any:
-    """Call `run` outside of autocast: the graph has its casts, and some kernels are PyTorch's own ops."""
-    if not torch.is_autocast_enabled(device.type):
-        return run(*args)
-    torch.set_autocast_enabled(device.type, False)
-    try:
-        return run(*args)
-    finally:
-        torch.set_autocast_enabled(device.type, True)
 
 
 def _changed(t: Tensor, version: int) -> RuntimeError:

@@ -20,29 +20,33 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from .asked import goes_on_to, inputs_asked_of
 from .backwards import Mask, only
 from .errors import ORTModuleError
 
 if TYPE_CHECKING:
-    from .function import Call
+    from .function import Call, Coming, Computed
     from .results import Results
 
 Gradients = list[Tensor | None]
 
 _AS_IT_IS: contextlib.nullcontext[None] = contextlib.nullcontext()
+_FIRST = 1 << 20  # bytes of the gradients that go on first; as in DistributedDataParallel
+_OF_HOOKS = 1 << 20  # and of those that go on together, where hooks wait for them
 
 
 def connected(call: Call, results: Results) -> Results:
     """Run the forward of a call that trains; its results, as autograd knows them."""
     runner = call.runner
-    if runner.is_one:
+    call.together = going_on_early(itertools.compress(results.inputs, call.in_grads))
+    if runner.is_one and call.together is None:
         results.outputs = list(_apply(_Run, call, *itertools.compress(results.inputs, call.in_grads)))
         return results
     with torch.no_grad():
         outputs = call.start()
-    nodes = runner.nodes(call.in_grads)
+    nodes = runner.nodes_of(call, call.together)
     held = _Held(call, nodes.sets, len(outputs))
     results.outputs = outputs
     marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(nodes.sets)]
@@ -53,6 +57,18 @@ def connected(call: Call, results: Results) -> Results:
         held.result = outputs[k]
         outputs[k] = _apply(_Output, held, k, *into)
     return results
+
+
+def going_on_early(tensors: Iterable[Tensor]) -> int | None:
+    """How many bytes of these tensors' gradients are to go on together, before the others; None: all of them at once.
+
+    They are exchanged between processes, or something is done with each as soon as it has come to its tensor.
+    """
+    parallel = DistributedDataParallel._get_active_ddp_module()
+    if parallel is not None and parallel.require_backward_grad_sync:
+        return int(parallel.bucket_bytes_cap)
+    hooks: Any = operator.attrgetter("_post_accumulate_grad_hooks")
+    return _OF_HOOKS if any(map(hooks, tensors)) else None
 
 
 def _apply(function: Any, *args: Any) -> Any:
@@ -92,6 +108,31 @@ class Nodes:
     sets: Sequence[Set]
     outputs: Sequence[tuple[int, Sequence[int], Sequence[int]]]
 
+    def divided(self, order: Sequence[int], nbytes: Sequence[int], together: int) -> Nodes:
+        """These with more sets: a few inputs each, one after the other in the order in which their gradients are there.
+
+        Parameters
+        ----------
+        order
+            By input, a number that is larger the later its gradient comes.
+        nbytes
+            Of each input.
+        together
+            Bytes of gradients that a set has at least, but for the first one, which is to go on soon.
+        """
+        parts: list[tuple[int, Set, int]] = []  # when it is there, and of which set
+        for n, s in enumerate(self.sets):
+            least, rest = min(together, _FIRST), sorted(s.inputs, key=order.__getitem__)
+            while rest:
+                sizes = itertools.accumulate(nbytes[i] for i in rest)
+                end = next((k for k, size in enumerate(sizes, 1) if size >= least), len(rest))
+                parts.append((order[rest[end - 1]], Set(tuple(rest[:end]), s.outputs), n))
+                least, rest = together, rest[end:]
+        parts.sort(key=operator.itemgetter(0), reverse=True)  # autograd calls first what is made last
+        of = [n for _, _, n in parts]
+        outputs = [(k, [p for p, n in enumerate(of) if n in leads_to], made) for k, leads_to, made in self.outputs]
+        return Nodes([s for _, s, _ in parts], outputs)
+
 
 class _Run(torch.autograd.Function):
     """Forward and backward of a whole graph.
@@ -116,9 +157,10 @@ class _Run(torch.autograd.Function):
         call = _still_held(ctx, ctx.call, grads)
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             asked = inputs_asked_of(ctx, call.planned.wanted)
-            inputs, results, is_left = call.go_back(grads, asked, call.opened())
+            inputs, coming, is_left = call.go_back(grads, asked, call.opened())
+            results = coming.take([*itertools.compress(range(len(inputs)), call.in_grads)])
         ctx.call = call if is_left else None
-        return (None, *_final(itertools.compress(results, call.in_grads), _origins(inputs, call.in_grads, grads)))
+        return (None, *_final(results, _origins(inputs, call.in_grads, grads)))
 
 
 class _Backward:
@@ -133,7 +175,7 @@ class _Backward:
     left
         The nodes of inputs that are still to be called, by set; None before anything was computed.
     results, made_of
-        Gradients for those, by input, and the bits of the outputs that they are made of.
+        Gradients for those, computed or to come, and the bits of the outputs that they are made of.
     origins
         What they are computed of.
     is_complete
@@ -159,7 +201,7 @@ class _Backward:
         self.grads: Gradients = [None] * n_outputs
         self.given = self.called = self.made_of = 0
         self.left: dict[int, weakref.ref[Any]] | None = None
-        self.results: Gradients = []
+        self.results: Computed | Coming | None = None
         self.origins: Sequence[Tensor] = ()
         self.is_complete = False
         self.opened: Call | None = None
@@ -217,14 +259,14 @@ class _Held:
             raise ORTModuleError("ORTModule's gradients of inputs are computed from those of outputs only")
         if now.left is None or of_set.outputs & (now.made_of ^ now.given):
             self._compute(now, ctx)
-        assert now.left is not None
-        results = [now.results[i] for i in of_set.inputs]
-        for i in of_set.inputs:
-            now.results[i] = None
+        assert now.left is not None and now.results is not None
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
+            results = now.results.take(of_set.inputs)
         del now.left[n]
         origins = now.origins
         if now.is_complete and not now.left:
-            now.grads, now.results, now.origins = [], [], ()
+            now.results.end()
+            now.grads, now.results, now.origins = [], None, ()
         return _final(results, origins)
 
     def _compute(self, now: _Backward, ctx: Any) -> None:

@@ -335,7 +335,7 @@ TEST(lend_run_that_leaves_is_as_it_was) {
   omc_backward left = {.number = 0}, without = left, b = left;
   if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &left))) {
     CHECK_STATUS(omc_run_enter(c.run, &b), ECONSUMED);
-    omc_run_leave(c.run, &left);
+    CHECK_OK(omc_run_leave(c.run, &left));
     CHECK_OK(omc_run_enter(c.run, &without));
     without.takes_lent = false; /* so that it gets other memory */
     omc_backward wrong = without;
@@ -349,6 +349,59 @@ TEST(lend_run_that_leaves_is_as_it_was) {
     CHECK(b.takes_lent);
     CHECK_OK(go_back(&c, &b));
     CHECK(right(&c));
+  }
+  end(&c);
+}
+
+/* What is done with is spoiled as soon as it is: the gradients still come out right. */
+TEST(lend_run_goes_on_bit_by_bit) {
+  scene c;
+  omc_backward b = {.number = 0};
+  if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &b))) {
+    void *in[N_IN], *out[] = {c.y}, *grads[] = {c.dy}, *results[N_IN];
+    uint32_t inputs[N_IN], outputs[1];
+    bool done[N_IN] = {false};
+    point(c.in, in), point(c.results, results);
+    for (int i = 0; i < N_IN; i++)
+      if (b.takes_lent && c.plan->lends[i]) results[i] = c.lent[i];
+    b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
+    omc_plan_last_use(c.plan, 0, inputs, outputs);
+    const omc_part *part = &c.plan->parts[OMC_BACKWARD];
+    int early = 0;
+    for (uint32_t step = part->step; step <= part->end_step; step++) {
+      const uint32_t end = step < part->end_step ? step + 1 : UINT32_MAX;
+      CHECK_OK(omc_run_advance(c.run, &b, end));
+      CHECK_OK(omc_run_advance(c.run, &b, part->step)); /* it does not go back */
+      for (int i = 1; i < N_IN; i++) {
+        if (done[i] || inputs[i] > end) continue;
+        done[i] = true;
+        early += step + 1 < part->end_step;
+        CHECK(!memcmp(results[i], c.expected[i], sizeof(square)));
+        memset(results[i], 0xff, sizeof(square));
+        memset(in[i], 0xff, sizeof(square));
+      }
+    }
+    for (int i = 1; i < N_IN; i++) CHECK(done[i]);
+    CHECK(early > 0);
+    CHECK_OK(omc_run_leave(c.run, &b));
+    CHECK_STATUS(omc_run_enter(c.run, &b), ECONSUMED);
+  }
+  end(&c);
+}
+
+/* Left half-way it has consumed what forward saved, as any backward that fails. */
+TEST(lend_run_is_left_half_way) {
+  scene c;
+  omc_backward b = {.number = 0}, again = b;
+  if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &b))) {
+    void *in[N_IN], *out[] = {c.y}, *grads[] = {c.dy}, *results[N_IN];
+    point(c.in, in), point(c.results, results);
+    for (int i = 0; i < N_IN; i++)
+      if (b.takes_lent && c.plan->lends[i]) results[i] = c.lent[i];
+    b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
+    CHECK_OK(omc_run_advance(c.run, &b, c.plan->parts[OMC_BACKWARD].step + 1));
+    CHECK_OK(omc_run_leave(c.run, &b));
+    CHECK_STATUS(omc_run_enter(c.run, &again), ECONSUMED);
   }
   end(&c);
 }

@@ -1,11 +1,14 @@
 """DistributedDataParallel and fully_shard over processes that talk by gloo."""
 
+import copy
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,7 +99,63 @@ def process(rank: int, world: int, meeting: str) -> None:
                 assert_ran_in_core(wrapper)
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch is built without gloo")
+class Noting(torch.autograd.Function):
+    """The identity; notes that its backward ran."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        Noting.seen.append("between")
+        return grad.clone()
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(Noting.apply(self.first(x)))
+
+
+def exchange(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    Noting.seen.append("exchange")
+    return allreduce_hook(group, bucket)
+
+
+def overlapping(rank: int, world: int, meeting: str) -> None:
+    with one_of(world, rank, meeting):
+        torch.manual_seed(0)
+        net, x = TwoLayers(), torch.randn(6, 6)
+        grads = []
+        for model in (net, ORTModule(copy.deepcopy(net))):
+            parallel = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+            parallel.register_comm_hook(dist.group.WORLD, exchange)
+            for _ in range(3):
+                Noting.seen.clear()
+                parallel.zero_grad()
+                parallel(x + rank).square().sum().backward()
+            assert Noting.seen == ["exchange", "exchange", "between", "exchange", "exchange"]
+            with parallel.no_sync():
+                parallel(x - rank).sum().backward()
+            grads.append([p.grad for p in parallel.parameters()])
+        close(*reversed(grads))
+
+
+NEEDS_GLOO = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch is built without gloo")
+
+
+@NEEDS_GLOO
+def test_gradients_are_exchanged_beside_the_backward(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(overlapping, (2, str(tmp_path / "meeting")), nprocs=2)
+
+
+@NEEDS_GLOO
 @pytest.mark.parametrize("world", [1, 2])
 def test_training(world: int, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(process, (world, str(tmp_path / "meeting")), nprocs=world)

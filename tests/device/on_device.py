@@ -184,10 +184,44 @@ class Plan:
             compare("gradient of input", [results[i] for i in asked], [expected[i] for i in asked])
         return results
 
+    def begin(
+        self,
+        run: Run,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+        keep: bool = False,
+        packed: Tensor | None = None,
+        needed: bytes | None = None,
+    ) -> Backward:
+        begun = self._plan.begin(run.run, put(inputs), put(outputs), put(grads), keep, *put([packed]), needed)
+        if self._cpu is None:
+            return Backward(begun, None)
+        cpu_packed = None if packed is None else run.cpu_packed
+        return Backward(begun, self._cpu.begin(run.cpu, inputs, outputs, grads, keep, cpu_packed))
+
     def needed(self, backward: int, inputs: Sequence[int]) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
         found: tuple[bytes, tuple[int, ...], tuple[int, ...]] = self._plan.needed(backward, inputs)
         self._asked[found[0]] = inputs
         return found
+
+
+class Backward:
+    """`_C.Backward` on the device, and the CPU's."""
+
+    def __init__(self, backward: Any, cpu: Any) -> None:
+        self._backward, self._cpu = backward, cpu
+
+    def take(self, inputs: Sequence[int]) -> list[Tensor | None]:
+        results = get(self._backward.take(inputs))
+        if self._cpu is not None:
+            compare("gradient of input", results, self._cpu.take(inputs))
+        return results
+
+    def end(self) -> None:
+        for backward in (self._backward, self._cpu):
+            if backward is not None:
+                backward.end()
 
 
 class Run:

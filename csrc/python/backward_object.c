@@ -1,0 +1,314 @@
+/* The Backward type: a backward that has begun, which gives gradients as they are asked for. Once
+ * it has given them all, or goes, the run is as free as after any backward. */
+#include "python/binding.h"
+
+typedef struct backward_object {
+  PyObject_HEAD omc_plan_object *plan;
+  PyObject *run;       /* NULL: it has ended */
+  PyObject *tuples[3]; /* inputs, outputs, gradients of outputs: what `pointers` point to */
+  PyObject *packed, *needed;
+  PyObject *results; /* gradients of inputs that were not given yet */
+  void **pointers;
+  uint32_t *last_use; /* of the plan's inputs */
+  omc_backward begun;
+  bool at_work;
+} backward_object;
+
+/* Number of the backward for just the gradients that are there: -1 with an exception set if the
+ * plan has none such. */
+static Py_ssize_t find_backward(const omc_plan_object *self, PyObject *grads) {
+  const Py_ssize_t n = self->plan->graph->n_outputs;
+  if (PyTuple_Size(grads) != n) {
+    PyErr_Format(PyExc_ValueError, "gradient of output: expected %zd tensors, got %zd", n,
+                 PyTuple_Size(grads));
+    return -1;
+  }
+  for (Py_ssize_t b = 0; b < PyTuple_Size(self->out_grads); b++) {
+    PyObject *mask = PyTuple_GetItem(self->out_grads, b);
+    bool same = true;
+    for (Py_ssize_t k = 0; same && k < n; k++) {
+      const int given = PyObject_IsTrue(PyTuple_GetItem(mask, k));
+      if (given < 0) return -1;
+      same = given == (PyTuple_GetItem(grads, k) != Py_None);
+    }
+    if (same) return b;
+  }
+  PyErr_SetString(PyExc_ValueError, "the plan has no backward for just these gradients of outputs");
+  return -1;
+}
+
+/* The memory of what Run.pack gave; NULL without an exception for None. */
+static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *object,
+                       const void **out) {
+  omc_type type;
+  void *data;
+  *out = NULL;
+  if (object == Py_None) return 0;
+  if (omc_tensor_read(m, plan->provider, object, &data, &type) < 0)
+    return omc_error_prefix("packed");
+  *out = data;
+  if (type.dtype == OMC_U8 && type.shape.rank == 1 &&
+      type.shape.dims[0] == (int64_t)plan->forward_bytes)
+    return 0;
+  char text[OMC_TYPE_TEXT];
+  PyErr_Format(
+      PyExc_ValueError,
+      "packed is %s where this plan saves u8[%zu]: a hook of saved tensors has to give back "
+      "what it was given",
+      omc_type_text(&type, text, sizeof text), plan->forward_bytes);
+  return -1;
+}
+
+/* What Plan.needed has made; NULL without an exception for None. */
+static int read_needed(const omc_plan *plan, PyObject *object, const bool **out) {
+  char *bytes;
+  Py_ssize_t n;
+  *out = NULL;
+  if (object == Py_None) return 0;
+  if (PyBytes_AsStringAndSize(object, &bytes, &n) < 0) return -1;
+  if ((size_t)n != omc_needed_bytes(plan)) {
+    PyErr_SetString(PyExc_ValueError, "needed: it is of another plan");
+    return -1;
+  }
+  *out = (const bool *)(const void *)bytes;
+  return 0;
+}
+
+/* Reads what backward is given into the pointers. */
+static int read_tensors(const omc_module *m, backward_object *self) {
+  const omc_plan *plan = self->plan->plan;
+  const omc_graph *g = plan->graph;
+  omc_backward *b = &self->begun;
+  const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
+  const Py_ssize_t number = find_backward(self->plan, self->tuples[2]);
+  if (number < 0) return -1;
+  void **in = self->pointers, **out = in + n_in, **grad_out = out + n_out;
+  b->number = (uint32_t)number;
+  b->inputs = in, b->outputs = out, b->grads = grad_out, b->results = grad_out + n_out;
+
+  const omc_part *part = &plan->parts[OMC_BACKWARD + number];
+  omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
+  bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
+  int result = -1;
+  if (!values || !given) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  for (uint32_t k = 0; k < n_out; k++) {
+    values[k] = g->result->in[k].value;
+    given[k] = g->grads && g->grads[k] && g->grads[k]->uses &&
+               PyTuple_GetItem(self->tuples[2], (Py_ssize_t)k) != Py_None;
+  }
+  if (omc_read_pointers(m, plan->provider, self->tuples[0], n_in, g->inputs, part->reads_input,
+                        "input", in) < 0 ||
+      omc_read_pointers(m, plan->provider, self->tuples[1], n_out, values, part->reads_output,
+                        "output", out) < 0 ||
+      (g->grads && omc_read_pointers(m, plan->provider, self->tuples[2], n_out, g->grads, given,
+                                     "gradient of output", grad_out) < 0))
+    goto done;
+  result = 0;
+done:
+  PyMem_Free(values);
+  PyMem_Free(given);
+  return result;
+}
+
+/* Begins the backward that has been read, with memory for its results. */
+static int enter(const omc_module *m, backward_object *self, PyObject *left) {
+  omc_run *run = omc_run_object_get(m, left);
+  omc_backward *b = &self->begun;
+  const omc_graph *g = self->plan->plan->graph;
+  const omc_status status = omc_run_enter(run, b);
+  if (status != OMC_OK) {
+    omc_raise(m, status);
+    return -1;
+  }
+  self->run = Py_NewRef(left);
+  self->results = omc_new_results(m, self->plan, b->number, NULL,
+                                  b->takes_lent ? omc_run_object_lent(left) : NULL, b->queue,
+                                  self->pointers + g->n_inputs + 2 * (size_t)g->n_outputs);
+  return self->results ? 0 : -1;
+}
+
+/* Ends it, wherever it is. */
+static omc_status leave(backward_object *self) {
+  if (!self->run) return OMC_OK;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE((PyObject *)self));
+  const omc_status status = omc_run_leave(omc_run_object_get(m, self->run), &self->begun);
+  Py_CLEAR(self->run);
+  for (int k = 0; k < 3; k++) Py_CLEAR(self->tuples[k]);
+  Py_CLEAR(self->packed);
+  return status;
+}
+
+static void backward_dealloc(PyObject *object) {
+  backward_object *self = (backward_object *)object;
+  PyObject_GC_UnTrack(object);
+  const omc_status status = leave(self);
+  (void)status; /* it has ended all the same, and nobody is there to be told */
+  for (int k = 0; k < 3; k++) Py_XDECREF(self->tuples[k]);
+  Py_XDECREF((PyObject *)self->plan);
+  Py_XDECREF(self->packed);
+  Py_XDECREF(self->needed);
+  Py_XDECREF(self->results);
+  PyMem_Free(self->pointers);
+  PyMem_Free(self->last_use);
+  omc_object_free(object);
+}
+
+static int backward_traverse(PyObject *object, visitproc visit, void *arg) {
+  const backward_object *self = (const backward_object *)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->plan);
+  Py_VISIT(self->run);
+  for (int k = 0; k < 3; k++) Py_VISIT(self->tuples[k]);
+  Py_VISIT(self->packed);
+  Py_VISIT(self->results);
+  return 0;
+}
+
+/* Runs on to before step `end`; -1 with an exception. What was lent is nobody else's from then on.
+ */
+static int advance(const omc_module *m, backward_object *self, uint32_t end) {
+  omc_run *run = omc_run_object_get(m, self->run);
+  omc_status status;
+  self->at_work = true;
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_run_advance(run, &self->begun, end);
+  Py_END_ALLOW_THREADS
+  self->at_work = false;
+  if (status == OMC_OK && self->begun.takes_lent) omc_run_object_drop_lent(self->run);
+  if (status == OMC_OK) return 0;
+  omc_raise(m, status);
+  const omc_status left = leave(self);
+  (void)left; /* the first failure is told */
+  return -1;
+}
+
+static backward_object *begin(PyObject *plan_object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"run", "inputs", "outputs", "grads", "keep", "packed", "needed", NULL};
+  omc_plan_object *plan = (omc_plan_object *)plan_object;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(plan_object));
+  const omc_graph *g = plan->plan->graph;
+  PyObject *left, *lists[3], *packed = Py_None, *needed = Py_None;
+  int keep = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pOO", names, &left, &lists[0], &lists[1],
+                                   &lists[2], &keep, &packed, &needed))
+    return NULL;
+  const omc_run *run = omc_run_object_get(m, left);
+  if (!run) return NULL;
+  if (omc_run_plan(run) != plan->plan) {
+    PyErr_SetString(PyExc_ValueError, "run: it belongs to another plan");
+    return NULL;
+  }
+  backward_object *self = omc_object_new(m->types[OMC_TYPE_BACKWARD]);
+  if (!self) return NULL;
+  omc_backward *b = &self->begun;
+  self->plan = (omc_plan_object *)Py_NewRef(plan_object);
+  self->packed = Py_NewRef(packed);
+  self->needed = Py_NewRef(needed);
+  b->keep = keep != 0;
+  self->pointers =
+      PyMem_Calloc(2 * ((size_t)g->n_inputs + g->n_outputs) + 1, sizeof *self->pointers);
+  if (!self->pointers) PyErr_NoMemory();
+  bool ok = self->pointers && read_packed(m, plan->plan, packed, &b->packed) == 0 &&
+            read_needed(plan->plan, needed, &b->needed) == 0 &&
+            omc_current_queue(m, plan->plan->provider, &b->queue) == 0;
+  for (int k = 0; ok && k < 3; k++) ok = (self->tuples[k] = PySequence_Tuple(lists[k])) != NULL;
+  if (ok && read_tensors(m, self) == 0 && enter(m, self, left) == 0) return self;
+  Py_DECREF(self);
+  return NULL;
+}
+
+PyObject *omc_plan_begin(PyObject *plan, PyObject *args, PyObject *kwargs) {
+  backward_object *self = begin(plan, args, kwargs);
+  if (!self) return NULL;
+  const omc_graph *g = self->plan->plan->graph;
+  self->last_use = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *self->last_use);
+  if (!self->last_use) {
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+  }
+  omc_plan_last_use(self->plan->plan, self->begun.number, self->last_use,
+                    self->last_use + g->n_inputs);
+  return (PyObject *)self;
+}
+
+PyObject *omc_plan_backward(PyObject *plan, PyObject *args, PyObject *kwargs) {
+  backward_object *self = begin(plan, args, kwargs);
+  if (!self) return NULL;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(plan));
+  PyObject *results = NULL;
+  if (advance(m, self, UINT32_MAX) == 0) {
+    const omc_status status = leave(self);
+    if (status == OMC_OK)
+      results = Py_NewRef(self->results);
+    else
+      omc_raise(m, status);
+  }
+  Py_DECREF(self);
+  return results;
+}
+
+static PyObject *backward_take(PyObject *object, PyObject *sequence) {
+  backward_object *self = (backward_object *)object;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  const uint32_t n = self->plan->plan->graph->n_inputs;
+  PyObject *tuple = PySequence_Tuple(sequence), *taken = NULL;
+  if (!tuple) return NULL;
+  const Py_ssize_t n_taken = PyTuple_Size(tuple);
+  uint32_t end = 0;
+  if (!self->run || self->at_work) {
+    PyErr_SetString(PyExc_ValueError, self->run ? "another thread takes gradients of this backward"
+                                                : "this backward has ended");
+    goto done;
+  }
+  for (Py_ssize_t k = 0; k < n_taken; k++) {
+    const unsigned long i = PyLong_AsUnsignedLong(PyTuple_GetItem(tuple, k));
+    if (PyErr_Occurred()) goto done;
+    if (i >= n) {
+      PyErr_Format(PyExc_ValueError, "inputs: there is no %lu among %u", i, n);
+      goto done;
+    }
+    if (self->last_use[i] > end) end = self->last_use[i];
+  }
+  if (advance(m, self, end) < 0) goto done;
+  taken = PyList_New(0);
+  for (Py_ssize_t k = 0; taken && k < n_taken; k++) {
+    const Py_ssize_t i = PyLong_AsSsize_t(PyTuple_GetItem(tuple, k));
+    omc_append(&taken, Py_XNewRef(PyList_GetItem(self->results, i)));
+    if (taken && PyList_SetItem(self->results, i, Py_NewRef(Py_None)) < 0) Py_CLEAR(taken);
+  }
+done:
+  Py_DECREF(tuple);
+  return taken;
+}
+
+static PyObject *backward_end(PyObject *object, PyObject *unused) {
+  (void)unused;
+  backward_object *self = (backward_object *)object;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  if (self->at_work) {
+    PyErr_SetString(PyExc_ValueError, "another thread takes gradients of this backward");
+    return NULL;
+  }
+  const omc_status status = leave(self);
+  return status == OMC_OK ? Py_NewRef(Py_None) : omc_raise(m, status);
+}
+
+static PyMethodDef backward_methods[] = {
+    {"take", backward_take, METH_O,
+     "take(inputs) -> their gradients, once computed; each can be taken once"},
+    {"end", backward_end, METH_NOARGS, "end(): compute no more"},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot backward_slots[] = {
+    {Py_tp_dealloc, backward_dealloc},
+    {Py_tp_traverse, backward_traverse},
+    {Py_tp_methods, backward_methods},
+    {Py_tp_doc, "A backward that has begun; made by Plan.begin."},
+    {0, NULL}};
+
+PyType_Spec omc_backward_spec = {
+    "ortmodule_c._C.Backward", sizeof(backward_object), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, backward_slots};
