@@ -98,11 +98,19 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
 omc_status omc_plan_needed(const omc_plan *plan, uint32_t backward, const bool *wanted,
                            bool *needed, bool *reads_input, bool *reads_output) OMC_MUST_USE;
 
-/* By input of the plan and by output: the step before which a backward has come to use them for the
- * last time, the input or its gradient; 0: it does not, UINT32_MAX: its copies do. `inputs` and
- * `outputs` have graph->n_inputs and graph->n_outputs elements. Any thread. */
-void omc_plan_last_use(const omc_plan *plan, uint32_t backward, uint32_t *inputs,
-                       uint32_t *outputs);
+/* When a backward uses an input of the plan or its gradient, by step. */
+typedef struct omc_uses {
+  uint32_t
+      gradient; /* the first that has the gradient's memory as its own, if not lent to forward;
+                   the part's end_step: a copy does; UINT32_MAX: none, or there is no gradient */
+  uint32_t end; /* from here on nothing reads or writes either; 0: nothing does; UINT32_MAX: a
+                   copy does */
+} omc_uses;
+
+/* By input of the plan when a backward uses it, and by output from where on it reads it no more, as
+ * `end`. `inputs` and `outputs` have graph->n_inputs and graph->n_outputs elements; outputs may be
+ * NULL. Any thread. */
+void omc_plan_uses(const omc_plan *plan, uint32_t backward, omc_uses *inputs, uint32_t *outputs);
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);

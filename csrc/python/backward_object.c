@@ -7,9 +7,9 @@ typedef struct backward_object {
   PyObject *run;       /* NULL: it has ended */
   PyObject *tuples[3]; /* inputs, outputs, gradients of outputs: what `pointers` point to */
   PyObject *packed, *needed;
-  PyObject *results; /* gradients of inputs that were not given yet */
+  PyObject *results; /* by input: its gradient, from when it is first used until it is taken */
   void **pointers;
-  uint32_t *last_use; /* of the plan's inputs */
+  omc_uses *uses; /* by input */
   omc_backward begun;
   bool at_work;
 } backward_object;
@@ -113,21 +113,42 @@ done:
   return result;
 }
 
-/* Begins the backward that has been read, with memory for its results. */
+/* Adds memory for the gradients that are used before step `end`, or for those that lend. */
+static int provide(const omc_module *m, backward_object *self, PyObject *left, uint32_t end) {
+  const omc_plan *plan = self->plan->plan;
+  const omc_graph *g = plan->graph;
+  const omc_backward *b = &self->begun;
+  PyObject *lent = b->takes_lent ? omc_run_object_lent(left) : NULL;
+  void **pointers = self->pointers + g->n_inputs + 2 * (size_t)g->n_outputs;
+  for (uint32_t i = 0; i < g->n_inputs; i++) {
+    const uint32_t first = self->uses[i].gradient;
+    if (pointers[i] || first == UINT32_MAX || !(first < end || plan->lends[i])) continue;
+    PyObject *memory = omc_result_memory(m, self->plan, i, lent, b->queue, &pointers[i]);
+    if (!memory || PyList_SetItem(self->results, i, memory) < 0) return -1;
+  }
+  return 0;
+}
+
+/* Begins the backward that has been read. */
 static int enter(const omc_module *m, backward_object *self, PyObject *left) {
-  omc_run *run = omc_run_object_get(m, left);
   omc_backward *b = &self->begun;
   const omc_graph *g = self->plan->plan->graph;
-  const omc_status status = omc_run_enter(run, b);
+  const omc_status status = omc_run_enter(omc_run_object_get(m, left), b);
   if (status != OMC_OK) {
     omc_raise(m, status);
     return -1;
   }
   self->run = Py_NewRef(left);
-  self->results = omc_new_results(m, self->plan, b->number, NULL,
-                                  b->takes_lent ? omc_run_object_lent(left) : NULL, b->queue,
-                                  self->pointers + g->n_inputs + 2 * (size_t)g->n_outputs);
-  return self->results ? 0 : -1;
+  self->uses = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *self->uses);
+  if (!self->uses) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  omc_plan_uses(self->plan->plan, b->number, self->uses, NULL);
+  self->results = PyList_New(0);
+  for (uint32_t i = 0; self->results && i < g->n_inputs; i++)
+    omc_append(&self->results, Py_NewRef(Py_None));
+  return self->results && provide(m, self, left, 0) == 0 ? 0 : -1;
 }
 
 /* Ends it, wherever it is. */
@@ -152,7 +173,7 @@ static void backward_dealloc(PyObject *object) {
   Py_XDECREF(self->needed);
   Py_XDECREF(self->results);
   PyMem_Free(self->pointers);
-  PyMem_Free(self->last_use);
+  PyMem_Free(self->uses);
   omc_object_free(object);
 }
 
@@ -172,6 +193,7 @@ static int backward_traverse(PyObject *object, visitproc visit, void *arg) {
 static int advance(const omc_module *m, backward_object *self, uint32_t end) {
   omc_run *run = omc_run_object_get(m, self->run);
   omc_status status;
+  if (provide(m, self, self->run, end) < 0) return -1;
   self->at_work = true;
   Py_BEGIN_ALLOW_THREADS
   status = omc_run_advance(run, &self->begun, end);
@@ -221,17 +243,7 @@ static backward_object *begin(PyObject *plan_object, PyObject *args, PyObject *k
 }
 
 PyObject *omc_plan_begin(PyObject *plan, PyObject *args, PyObject *kwargs) {
-  backward_object *self = begin(plan, args, kwargs);
-  if (!self) return NULL;
-  const omc_graph *g = self->plan->plan->graph;
-  self->last_use = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *self->last_use);
-  if (!self->last_use) {
-    Py_DECREF(self);
-    return PyErr_NoMemory();
-  }
-  omc_plan_last_use(self->plan->plan, self->begun.number, self->last_use,
-                    self->last_use + g->n_inputs);
-  return (PyObject *)self;
+  return (PyObject *)begin(plan, args, kwargs);
 }
 
 PyObject *omc_plan_backward(PyObject *plan, PyObject *args, PyObject *kwargs) {
@@ -270,7 +282,7 @@ static PyObject *backward_take(PyObject *object, PyObject *sequence) {
       PyErr_Format(PyExc_ValueError, "inputs: there is no %lu among %u", i, n);
       goto done;
     }
-    if (self->last_use[i] > end) end = self->last_use[i];
+    if (self->uses[i].end > end) end = self->uses[i].end;
   }
   if (advance(m, self, end) < 0) goto done;
   taken = PyList_New(0);

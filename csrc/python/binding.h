@@ -172,10 +172,10 @@ int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObjec
                       uint32_t n, omc_value *const *values, const bool *wanted, const char *what,
                       void **out);
 
-/* A list of memory for the gradients of a backward, in the order of the inputs: of those that are
- * `wanted` (NULL: all), else None. What was lent to forward (NULL: nothing) is taken over. */
-PyObject *omc_new_results(const omc_module *m, const omc_plan_object *plan, uint32_t backward,
-                          const bool *wanted, PyObject *lent, void *queue, void **pointers);
+/* Memory for the gradient of an input, of its type: what forward was lent for it, if `lent`, a list
+ * by input, is there and it lends, else new memory. */
+PyObject *omc_result_memory(const omc_module *m, const omc_plan_object *plan, uint32_t input,
+                            PyObject *lent, void *queue, void **out);
 
 size_t omc_needed_bytes(const omc_plan *plan); /* of what Plan.needed gives */
 

@@ -107,28 +107,26 @@ int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObjec
 
 static omc_value *result_value(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
-/* Memory for the gradient of input i: the tensor that was lent, if it was, else a new one. */
-static PyObject *result_memory(const omc_module *m, const omc_plan_object *self, uint32_t i,
-                               const omc_type *type, PyObject *lent, void *queue, void **out) {
+PyObject *omc_result_memory(const omc_module *m, const omc_plan_object *self, uint32_t input,
+                            PyObject *lent, void *queue, void **out) {
+  const omc_graph *g = self->plan->graph;
   omc_type same;
-  if (!lent || !self->plan->lends[i])
-    return omc_tensor_new(m, self->plan->provider, type, queue,
-                          &self->requests[self->plan->graph->n_outputs + i], out);
-  PyObject *tensor = PyList_GetItem(lent, i);
+  if (!lent || !self->plan->lends[input])
+    return omc_tensor_new(m, self->plan->provider, &g->inputs[input]->type, queue,
+                          &self->requests[g->n_outputs + input], out);
+  PyObject *tensor = PyList_GetItem(lent, input);
   if (!tensor || omc_tensor_read(m, self->plan->provider, tensor, out, &same) < 0) return NULL;
   return Py_NewRef(tensor);
 }
 
-PyObject *omc_new_results(const omc_module *m, const omc_plan_object *self, uint32_t backward,
-                          const bool *wanted, PyObject *lent, void *queue, void **pointers) {
-  const omc_graph *g = self->plan->graph;
+/* Memory that forward is lent: a list by input. */
+static PyObject *new_lent(const omc_module *m, const omc_plan_object *self, void *queue,
+                          void **pointers) {
   PyObject *list = PyList_New(0);
-  for (uint32_t i = 0; list && i < g->n_inputs; i++) {
-    const uint32_t r = g->n_outputs + backward * g->n_inputs + i;
-    const omc_value *v = r < g->result->n_in && (!wanted || wanted[i]) ? result_value(g, r) : NULL;
-    omc_append(&list, v ? result_memory(m, self, i, &v->type, lent, queue, &pointers[i])
-                        : Py_NewRef(Py_None));
-  }
+  for (uint32_t i = 0; list && i < self->plan->graph->n_inputs; i++)
+    omc_append(&list, self->plan->lends[i]
+                          ? omc_result_memory(m, self, i, NULL, queue, &pointers[i])
+                          : Py_NewRef(Py_None));
   return list;
 }
 
@@ -154,8 +152,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
                               : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
                                                &self->requests[k], &out[k]));
   }
-  if (!outputs || !(lent = omc_new_results(m, self, 0, self->plan->lends, NULL, queue, lent_at)))
-    goto done;
+  if (!outputs || !(lent = new_lent(m, self, queue, lent_at))) goto done;
   omc_run *run = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
@@ -229,24 +226,28 @@ static PyObject *plan_needed(PyObject *object, PyObject *args) {
   return result;
 }
 
-static PyObject *numbers(const uint32_t *values, uint32_t n) {
-  PyObject *list = PyList_New(0);
-  for (uint32_t i = 0; list && i < n; i++) omc_append(&list, PyLong_FromUnsignedLong(values[i]));
-  return list;
-}
-
 static PyObject *plan_last_use(PyObject *object, PyObject *args) {
   const omc_plan *plan = ((omc_plan_object *)object)->plan;
   const omc_graph *g = plan->graph;
   unsigned long number;
   if (!PyArg_ParseTuple(args, "k", &number) || check_number(plan, number) < 0) return NULL;
-  uint32_t *inputs = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *inputs);
-  if (!inputs) return PyErr_NoMemory();
-  uint32_t *outputs = inputs + g->n_inputs;
-  omc_plan_last_use(plan, (uint32_t)number, inputs, outputs);
-  PyObject *result =
-      Py_BuildValue("(NN)", numbers(inputs, g->n_inputs), numbers(outputs, g->n_outputs));
+  omc_uses *inputs = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *inputs);
+  uint32_t *outputs = PyMem_Calloc((size_t)g->n_outputs + 1, sizeof *outputs);
+  PyObject *of_inputs = PyList_New(0), *of_outputs = PyList_New(0), *result = NULL;
+  if (inputs && outputs) {
+    omc_plan_uses(plan, (uint32_t)number, inputs, outputs);
+    for (uint32_t i = 0; of_inputs && i < g->n_inputs; i++)
+      omc_append(&of_inputs, PyLong_FromUnsignedLong(inputs[i].end));
+    for (uint32_t k = 0; of_outputs && k < g->n_outputs; k++)
+      omc_append(&of_outputs, PyLong_FromUnsignedLong(outputs[k]));
+    if (of_inputs && of_outputs) result = PyTuple_Pack(2, of_inputs, of_outputs);
+  } else {
+    PyErr_NoMemory();
+  }
+  Py_XDECREF(of_inputs);
+  Py_XDECREF(of_outputs);
   PyMem_Free(inputs);
+  PyMem_Free(outputs);
   return result;
 }
 

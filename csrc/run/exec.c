@@ -80,6 +80,7 @@ static omc_status add_phase(omc_exec *x, omc_phase phase) {
     for (uint32_t i = 0; i < node->n_in; i++) OMC_TRY(add_operand(x, first + i, omc_in(node, i)));
     for (uint32_t k = 0; k < node->n_out; k++)
       OMC_TRY(add_operand(x, first + node->n_in + k, omc_out(node, k)));
+    x->end_reloc[step] = x->n_relocs;
   }
   for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
     OMC_TRY(add_operand(x, x->first_operand[plan->n_steps] + copy,
@@ -97,8 +98,9 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->operands = OMC_NEW_ARRAY(&plan->memory, omc_tensor, x->n_operands);
   x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
   x->tracks = OMC_NEW_ARRAY(&plan->memory, omc_track, plan->n_phases);
+  x->end_reloc = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
   x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
-  if (!x->operands || !x->relocs || !x->tracks || !x->jobs) goto no_memory;
+  if (!x->operands || !x->relocs || !x->tracks || !x->end_reloc || !x->jobs) goto no_memory;
   if (omc_env_get()->profile) {
     x->times = OMC_NEW_ARRAY(&plan->memory, omc_step_time, plan->n_steps);
     if (!x->times) goto no_memory;
@@ -157,17 +159,29 @@ static omc_status missing(const omc_plan *plan, uint32_t base) {
   OMC_FAIL(EINTERNAL, "a plan without an arena uses it");
 }
 
-omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) {
+/* The relocations of a stretch: from *begin to before the result. */
+static uint32_t relocs_of(const omc_exec *x, const omc_stretch *stretch, uint32_t *begin) {
+  const omc_part *part = &x->plan->parts[stretch->phase];
+  const bool begins = stretch->begin <= part->step, ends = stretch->end == UINT32_MAX;
+  *begin = begins ? first_reloc(x, stretch->phase) : x->end_reloc[stretch->begin - 1];
+  return ends ? x->tracks[stretch->phase].end_reloc : x->end_reloc[stretch->end - 1];
+}
+
+omc_status omc_exec_check(const omc_exec *x, const omc_work *work, const omc_stretch *stretch) {
   const uint32_t arena = omc_exec_base(x->plan, OMC_AT_ARENA, 0);
-  for (uint32_t r = first_reloc(x, phase); r < x->tracks[phase].end_reloc; r++) {
+  uint32_t r;
+  const uint32_t end = relocs_of(x, stretch, &r);
+  for (; r < end; r++) {
     const uint32_t base = x->relocs[r].base;
     if (base != arena && !work->bases[base]) return missing(x->plan, base);
   }
   return OMC_OK;
 }
 
-static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
-  for (uint32_t i = first_reloc(x, phase); i < x->tracks[phase].end_reloc; i++) {
+static omc_status resolve(const omc_exec *x, omc_work *work, const omc_stretch *stretch) {
+  uint32_t i;
+  const uint32_t end = relocs_of(x, stretch, &i);
+  for (; i < end; i++) {
     const omc_reloc *r = &x->relocs[i];
     char *base = work->bases[r->base];
     if (!base) return missing(x->plan, r->base);
@@ -308,7 +322,7 @@ omc_status omc_exec_run(omc_run *run, omc_work *work, const omc_stretch *stretch
   stretch_of these = {run, work, *stretch};
   bool replayed = false;
   OMC_TRY(omc_provider_told(p));
-  OMC_TRY(resolve(x, work, stretch->phase));
+  OMC_TRY(resolve(x, work, stretch));
   if (!p->give) return give_stretch(&these, NULL, queue);
   const bool whole =
       stretch->begin <= plan->parts[stretch->phase].step && stretch->end == UINT32_MAX;

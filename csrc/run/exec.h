@@ -36,6 +36,7 @@ typedef struct omc_exec {
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* phase by phase */
   omc_track *tracks;       /* by phase */
+  uint32_t *end_reloc;     /* by step: of its operands */
   uint32_t *jobs;          /* by step: for the device, of the steps held together from here on */
   uint32_t n_operands, n_bases, n_relocs;
   omc_constants_taken constants; /* that the graph's values lie in */
@@ -75,15 +76,16 @@ void omc_exec_unlock(void);
  * gradients of outputs, outputs, gradients of inputs. */
 uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index);
 
-/* OMC_EINVALID if a base pointer of the caller that the phase needs is NULL. */
-omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) OMC_MUST_USE;
-
 /* Steps `begin` to before `end` of a phase; for UINT32_MAX to its end, with its copies. */
 typedef struct omc_stretch {
   omc_phase phase;
   const bool *needed; /* of omc_plan_needed: the others are left out; NULL: none is */
   uint32_t begin, end;
 } omc_stretch;
+
+/* OMC_EINVALID if a base pointer of the caller that the stretch needs is NULL. */
+omc_status omc_exec_check(const omc_exec *x, const omc_work *work,
+                          const omc_stretch *stretch) OMC_MUST_USE;
 
 /* Runs a stretch with the base pointers of `work`. */
 omc_status omc_exec_run(omc_run *run, omc_work *work, const omc_stretch *stretch,

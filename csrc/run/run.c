@@ -270,38 +270,43 @@ static omc_status check_lent(const omc_run *run, const omc_backward *b) {
   return OMC_OK;
 }
 
-/* Sets up all that the steps work with. */
-static omc_status set_out(omc_run *run, omc_backward *b, omc_work *work) {
+/* Sets up all that the steps work with but for memory of gradients. */
+static omc_status set_out(omc_run *run, omc_backward *b, const omc_stretch *first, omc_work *work) {
   const omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
   set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
   set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
   set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
   set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
-  OMC_TRY(omc_exec_check(x, work, OMC_BACKWARD + b->number));
+  OMC_TRY(omc_exec_check(x, work, first));
   OMC_TRY(check_lent(run, b));
   if (!b->in_place) OMC_TRY(copy_of_arena(run, b, &b->arena));
   work->bases[0] = b->in_place ? run->arena : b->arena;
   b->work = work;
-  b->step = x->plan->parts[OMC_BACKWARD + b->number].step;
   return OMC_OK;
 }
 
 omc_status omc_run_advance(omc_run *run, omc_backward *b, uint32_t end) {
   omc_exec *x = run->exec;
-  if (!b->work) {
+  const omc_phase phase = OMC_BACKWARD + b->number;
+  const omc_part *part = &x->plan->parts[phase];
+  if (!b->work) b->step = part->step;
+  if (end <= b->step) return OMC_OK;
+  const omc_stretch stretch = {phase, b->needed, b->step, end <= part->end_step ? end : UINT32_MAX};
+  if (b->work) {
+    set_bases(x, b->work, OMC_AT_RESULT, b->results, x->plan->graph->n_inputs);
+  } else {
     omc_work *work;
     OMC_TRY(start_work(x, &work));
-    const omc_status status = set_out(run, b, work);
+    const omc_status status = set_out(run, b, &stretch, work);
     if (status != OMC_OK) {
       finish_work(x, work);
       return status;
     }
   }
-  if (end <= b->step) return OMC_OK;
-  const omc_stretch stretch = {OMC_BACKWARD + b->number, b->needed, b->step, end};
-  b->step = end;
-  return omc_exec_run(run, b->work, &stretch, b->queue);
+  OMC_TRY(omc_exec_run(run, b->work, &stretch, b->queue));
+  b->step = stretch.end;
+  return OMC_OK;
 }
 
 /* The run's arena is freed in the queue that came last, and what is lent in its own: they wait for

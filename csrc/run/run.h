@@ -36,7 +36,7 @@ typedef struct omc_backward {
   const void *packed; /* what omc_run_pack wrote; NULL if the run was not packed */
   void *const *inputs, *const *outputs;
   void *const *grads;   /* n_outputs, those of this backward's out_grads */
-  void *const *results; /* n_inputs, NULL where the plan has no gradient */
+  void *const *results; /* n_inputs, NULL where the plan has no gradient; see omc_run_advance */
   const bool *needed;   /* of omc_plan_needed: no more has to be computed; NULL: all is needed */
   /* Set by omc_run_enter. */
   bool in_place;   /* it works where forward did */
@@ -55,8 +55,9 @@ typedef struct omc_backward {
 omc_status omc_run_enter(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 
 /* Runs the backward that was begun from where it is to before step `end` of the plan, or for
- * UINT32_MAX to its end, with its copies: omc_plan_last_use says what is done with by then. One
- * thread at a time. What it lacks of the caller's tensors it says before anything is done
+ * UINT32_MAX to its end, with its copies: omc_plan_uses says what is done with by then. Of results
+ * those must be there that are used by then, and from the first call on those that lend. One thread
+ * at a time. What it lacks of the caller's tensors it says before any of these steps runs
  * (OMC_EINVALID); after any other failure nothing but leaving makes sense. */
 omc_status omc_run_advance(omc_run *run, omc_backward *backward, uint32_t end) OMC_MUST_USE;
 

@@ -359,13 +359,14 @@ TEST(lend_run_goes_on_bit_by_bit) {
   omc_backward b = {.number = 0};
   if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &b))) {
     void *in[N_IN], *out[] = {c.y}, *grads[] = {c.dy}, *results[N_IN];
-    uint32_t inputs[N_IN], outputs[1];
+    omc_uses uses[N_IN];
+    uint32_t outputs[1];
     bool done[N_IN] = {false};
     point(c.in, in), point(c.results, results);
     for (int i = 0; i < N_IN; i++)
       if (b.takes_lent && c.plan->lends[i]) results[i] = c.lent[i];
     b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
-    omc_plan_last_use(c.plan, 0, inputs, outputs);
+    omc_plan_uses(c.plan, 0, uses, outputs);
     const omc_part *part = &c.plan->parts[OMC_BACKWARD];
     int early = 0;
     for (uint32_t step = part->step; step <= part->end_step; step++) {
@@ -373,7 +374,7 @@ TEST(lend_run_goes_on_bit_by_bit) {
       CHECK_OK(omc_run_advance(c.run, &b, end));
       CHECK_OK(omc_run_advance(c.run, &b, part->step)); /* it does not go back */
       for (int i = 1; i < N_IN; i++) {
-        if (done[i] || inputs[i] > end) continue;
+        if (done[i] || uses[i].end > end) continue;
         done[i] = true;
         early += step + 1 < part->end_step;
         CHECK(!memcmp(results[i], c.expected[i], sizeof(square)));

@@ -314,3 +314,20 @@ def test_saved_tensors_may_be_elsewhere() -> None:
             y.backward()
     for (name, p), q in zip(eager.named_parameters(), ours.parameters(), strict=True):
         close(q, p, name)
+
+
+@pytest.mark.host
+def test_gradients_that_are_gone_take_no_memory() -> None:
+    model = ORTModule(nn.Sequential(*[nn.Linear(256, 256) for _ in range(16)]), STRICT)
+    used: list[int] = []
+
+    def drop(p: Tensor) -> None:
+        used.append(_C.pool_stats()["used_bytes"])
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(drop)
+    before = settled()
+    for _ in range(2):
+        model(torch.randn(1, 256)).sum().backward()
+    assert len(used) == 64 and max(used) - before < 4 * 256 * 256 * 4
