@@ -51,40 +51,54 @@ omc_status omc_plan_needed(const omc_plan *plan, uint32_t backward, const bool *
   return OMC_OK;
 }
 
+typedef struct uses {
+  const omc_plan *plan;
+  omc_uses *inputs;
+  uint32_t *outputs, *grads;
+} uses;
+
 /* A value is used by step `step`, or by what comes after it, before `end`. */
-static void use(const omc_plan *plan, uint32_t id, uint32_t step, uint32_t end, omc_uses *inputs,
-                uint32_t *outputs) {
-  const omc_slot *slot = &plan->slots[omc_slot_root(plan->slots, id)];
+static void use(const uses *u, uint32_t id, uint32_t step, uint32_t end) {
+  const omc_slot *slot = &u->plan->slots[omc_slot_root(u->plan->slots, id)];
   switch (slot->place) {
     case OMC_AT_RESULT:
-      if (inputs[slot->index].gradient == UINT32_MAX) inputs[slot->index].gradient = step;
-      inputs[slot->index].end = end;
+      if (u->inputs[slot->index].begin == UINT32_MAX) u->inputs[slot->index].begin = step;
+      u->inputs[slot->index].end = end;
       break;
     case OMC_AT_INPUT:
+      u->inputs[slot->index].read = u->inputs[slot->index].end = end;
+      break;
     case OMC_AT_LENT:
-      inputs[slot->index].end = end;
+      u->inputs[slot->index].end = end;
       break;
     case OMC_AT_OUTPUT:
-      if (outputs) outputs[slot->index] = end;
+      if (u->outputs) u->outputs[slot->index] = end;
+      break;
+    case OMC_AT_GRAD:
+      if (u->grads) u->grads[slot->index] = end;
       break;
     default:
       break;
   }
 }
 
-void omc_plan_uses(const omc_plan *plan, uint32_t backward, omc_uses *inputs, uint32_t *outputs) {
+void omc_plan_uses(const omc_plan *plan, uint32_t backward, omc_uses *inputs, uint32_t *outputs,
+                   uint32_t *grads) {
   const omc_graph *g = plan->graph;
   const omc_part *part = &plan->parts[OMC_BACKWARD + backward];
-  for (uint32_t i = 0; i < g->n_inputs; i++) inputs[i] = (omc_uses){.gradient = UINT32_MAX};
+  const uses u = {plan, inputs, outputs, grads};
+  for (uint32_t i = 0; i < g->n_inputs; i++) inputs[i] = (omc_uses){.begin = UINT32_MAX};
   if (outputs) memset(outputs, 0, g->n_outputs * sizeof *outputs);
+  if (grads) memset(grads, 0, g->n_outputs * sizeof *grads);
   for (uint32_t s = part->step; s < part->end_step; s++) {
     const omc_step *step = &plan->steps[s];
     for (uint32_t k = 0; k < step->n_in + step->n_out; k++)
-      if (step->values[k] != UINT32_MAX) use(plan, step->values[k], s, s + 1, inputs, outputs);
+      if (step->values[k] != UINT32_MAX) use(&u, step->values[k], s, s + 1);
   }
   for (uint32_t c = part->copy; c < part->end_copy; c++) {
     omc_uses *to = &inputs[(plan->copies[c].to - g->n_outputs) % g->n_inputs];
-    use(plan, plan->copies[c].from, part->end_step, UINT32_MAX, inputs, outputs);
-    *to = (omc_uses){.gradient = part->end_step, .end = UINT32_MAX};
+    use(&u, plan->copies[c].from, part->end_step, UINT32_MAX);
+    if (to->begin == UINT32_MAX) to->begin = part->end_step;
+    to->end = UINT32_MAX;
   }
 }

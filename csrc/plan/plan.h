@@ -98,19 +98,20 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
 omc_status omc_plan_needed(const omc_plan *plan, uint32_t backward, const bool *wanted,
                            bool *needed, bool *reads_input, bool *reads_output) OMC_MUST_USE;
 
-/* When a backward uses an input of the plan or its gradient, by step. */
+/* When a backward uses an input of the plan and its gradient. An end is the step from which on it
+ * does not; 0: it never does, UINT32_MAX: its copies do. */
 typedef struct omc_uses {
-  uint32_t
-      gradient; /* the first that has the gradient's memory as its own, if not lent to forward;
-                   the part's end_step: a copy does; UINT32_MAX: none, or there is no gradient */
-  uint32_t end; /* from here on nothing reads or writes either; 0: nothing does; UINT32_MAX: a
-                   copy does */
+  uint32_t begin; /* the first step that uses memory that is the gradient's alone; the part's
+                     end_step: a copy is the first, UINT32_MAX: there is no gradient */
+  uint32_t read;  /* end of what reads the input */
+  uint32_t end;   /* of what uses the input or its gradient, or what was lent for that */
 } omc_uses;
 
-/* By input of the plan when a backward uses it, and by output from where on it reads it no more, as
- * `end`. `inputs` and `outputs` have graph->n_inputs and graph->n_outputs elements; outputs may be
- * NULL. Any thread. */
-void omc_plan_uses(const omc_plan *plan, uint32_t backward, omc_uses *inputs, uint32_t *outputs);
+/* By input of the plan when a backward uses it; and by output the ends of what reads that, or its
+ * gradient. `inputs` has graph->n_inputs elements, the others graph->n_outputs or are NULL. Any
+ * thread. */
+void omc_plan_uses(const omc_plan *plan, uint32_t backward, omc_uses *inputs, uint32_t *outputs,
+                   uint32_t *grads);
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);

@@ -9,7 +9,7 @@ typedef struct backward_object {
   PyObject *packed, *needed;
   PyObject *results; /* by input: its gradient, from when it is first used until it is taken */
   void **pointers;
-  omc_uses *uses; /* by input */
+  const omc_backward_uses *uses; /* the plan's */
   omc_backward begun;
   bool at_work;
 } backward_object;
@@ -74,42 +74,38 @@ static int read_needed(const omc_plan *plan, PyObject *object, const bool **out)
   return 0;
 }
 
-/* Reads what backward is given into the pointers. */
-static int read_tensors(const omc_module *m, backward_object *self) {
+/* Reads where that is which a backward is given and has still to use, at its step `step`. */
+static int read_tensors(const omc_module *m, backward_object *self, uint32_t step) {
   const omc_plan *plan = self->plan->plan;
+  const omc_provider *p = plan->provider;
   const omc_graph *g = plan->graph;
-  omc_backward *b = &self->begun;
   const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
-  const Py_ssize_t number = find_backward(self->plan, self->tuples[2]);
-  if (number < 0) return -1;
-  void **in = self->pointers, **out = in + n_in, **grad_out = out + n_out;
-  b->number = (uint32_t)number;
-  b->inputs = in, b->outputs = out, b->grads = grad_out, b->results = grad_out + n_out;
-
-  const omc_part *part = &plan->parts[OMC_BACKWARD + number];
+  const omc_part *part = &plan->parts[OMC_BACKWARD + self->begun.number];
+  void **in = self->pointers, **out = in + n_in, **grad = out + n_out;
   omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
-  bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
+  bool *used = PyMem_Calloc(n_in + 2 * (size_t)n_out + 1, sizeof *used);
   int result = -1;
-  if (!values || !given) {
+  if (!values || !used) {
     PyErr_NoMemory();
     goto done;
   }
+  bool *output_used = used + n_in, *grad_used = output_used + n_out;
+  for (uint32_t i = 0; i < n_in; i++)
+    used[i] = part->reads_input[i] && self->uses->inputs[i].read > step;
   for (uint32_t k = 0; k < n_out; k++) {
     values[k] = g->result->in[k].value;
-    given[k] = g->grads && g->grads[k] && g->grads[k]->uses &&
-               PyTuple_GetItem(self->tuples[2], (Py_ssize_t)k) != Py_None;
+    output_used[k] = part->reads_output[k] && self->uses->outputs[k] > step;
+    grad_used[k] = g->grads && g->grads[k] && g->grads[k]->uses && self->uses->grads[k] > step &&
+                   PyTuple_GetItem(self->tuples[2], (Py_ssize_t)k) != Py_None;
   }
-  if (omc_read_pointers(m, plan->provider, self->tuples[0], n_in, g->inputs, part->reads_input,
-                        "input", in) < 0 ||
-      omc_read_pointers(m, plan->provider, self->tuples[1], n_out, values, part->reads_output,
-                        "output", out) < 0 ||
-      (g->grads && omc_read_pointers(m, plan->provider, self->tuples[2], n_out, g->grads, given,
-                                     "gradient of output", grad_out) < 0))
-    goto done;
-  result = 0;
+  if (omc_read_pointers(m, p, self->tuples[0], n_in, g->inputs, used, "input", in) == 0 &&
+      omc_read_pointers(m, p, self->tuples[1], n_out, values, output_used, "output", out) == 0 &&
+      (!g->grads || omc_read_pointers(m, p, self->tuples[2], n_out, g->grads, grad_used,
+                                      "gradient of output", grad) == 0))
+    result = 0;
 done:
   PyMem_Free(values);
-  PyMem_Free(given);
+  PyMem_Free(used);
   return result;
 }
 
@@ -121,7 +117,7 @@ static int provide(const omc_module *m, backward_object *self, PyObject *left, u
   PyObject *lent = b->takes_lent ? omc_run_object_lent(left) : NULL;
   void **pointers = self->pointers + g->n_inputs + 2 * (size_t)g->n_outputs;
   for (uint32_t i = 0; i < g->n_inputs; i++) {
-    const uint32_t first = self->uses[i].gradient;
+    const uint32_t first = self->uses->inputs[i].begin;
     if (pointers[i] || first == UINT32_MAX || !(first < end || plan->lends[i])) continue;
     PyObject *memory = omc_result_memory(m, self->plan, i, lent, b->queue, &pointers[i]);
     if (!memory || PyList_SetItem(self->results, i, memory) < 0) return -1;
@@ -139,12 +135,6 @@ static int enter(const omc_module *m, backward_object *self, PyObject *left) {
     return -1;
   }
   self->run = Py_NewRef(left);
-  self->uses = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *self->uses);
-  if (!self->uses) {
-    PyErr_NoMemory();
-    return -1;
-  }
-  omc_plan_uses(self->plan->plan, b->number, self->uses, NULL);
   self->results = PyList_New(0);
   for (uint32_t i = 0; self->results && i < g->n_inputs; i++)
     omc_append(&self->results, Py_NewRef(Py_None));
@@ -173,7 +163,6 @@ static void backward_dealloc(PyObject *object) {
   Py_XDECREF(self->needed);
   Py_XDECREF(self->results);
   PyMem_Free(self->pointers);
-  PyMem_Free(self->uses);
   omc_object_free(object);
 }
 
@@ -188,18 +177,20 @@ static int backward_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Runs on to before step `end`; -1 with an exception. What was lent is nobody else's from then on.
- */
+/* Runs on to before step `end`; -1 with an exception. Once a step has run, what was lent is nobody
+ * else's. The caller's tensors may lie elsewhere than before. */
 static int advance(const omc_module *m, backward_object *self, uint32_t end) {
   omc_run *run = omc_run_object_get(m, self->run);
   omc_status status;
-  if (provide(m, self, self->run, end) < 0) return -1;
+  if ((self->begun.work && read_tensors(m, self, self->begun.step) < 0) ||
+      provide(m, self, self->run, end) < 0)
+    return -1;
   self->at_work = true;
   Py_BEGIN_ALLOW_THREADS
   status = omc_run_advance(run, &self->begun, end);
   Py_END_ALLOW_THREADS
   self->at_work = false;
-  if (status == OMC_OK && self->begun.takes_lent) omc_run_object_drop_lent(self->run);
+  if (self->begun.work && self->begun.takes_lent) omc_run_object_drop_lent(self->run);
   if (status == OMC_OK) return 0;
   omc_raise(m, status);
   const omc_status left = leave(self);
@@ -237,7 +228,15 @@ static backward_object *begin(PyObject *plan_object, PyObject *args, PyObject *k
             read_needed(plan->plan, needed, &b->needed) == 0 &&
             omc_current_queue(m, plan->plan->provider, &b->queue) == 0;
   for (int k = 0; ok && k < 3; k++) ok = (self->tuples[k] = PySequence_Tuple(lists[k])) != NULL;
-  if (ok && read_tensors(m, self) == 0 && enter(m, self, left) == 0) return self;
+  const Py_ssize_t number = ok ? find_backward(plan, self->tuples[2]) : -1;
+  if (number < 0) goto failed;
+  void **out = self->pointers + g->n_inputs;
+  b->number = (uint32_t)number;
+  b->inputs = self->pointers, b->outputs = out, b->grads = out + g->n_outputs;
+  b->results = out + 2 * (size_t)g->n_outputs;
+  self->uses = omc_plan_object_uses(plan, b->number);
+  if (self->uses && read_tensors(m, self, 0) == 0 && enter(m, self, left) == 0) return self;
+failed:
   Py_DECREF(self);
   return NULL;
 }
@@ -282,7 +281,7 @@ static PyObject *backward_take(PyObject *object, PyObject *sequence) {
       PyErr_Format(PyExc_ValueError, "inputs: there is no %lu among %u", i, n);
       goto done;
     }
-    if (self->uses[i].end > end) end = self->uses[i].end;
+    if (self->uses->inputs[i].end > end) end = self->uses->inputs[i].end;
   }
   if (advance(m, self, end) < 0) goto done;
   taken = PyList_New(0);

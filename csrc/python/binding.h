@@ -142,12 +142,19 @@ typedef struct omc_session_object {
   PyObject *last;      /* the plan that was asked for last, while somebody has it; borrowed */
 } omc_session_object;
 
+/* What omc_plan_uses says of a backward. */
+typedef struct omc_backward_uses {
+  omc_uses *inputs;
+  uint32_t *outputs, *grads;
+} omc_backward_uses;
+
 typedef struct omc_plan_object {
   PyObject_HEAD omc_plan *plan;
   omc_session_object *session; /* keeps template, constants and callbacks alive */
   PyObject *in_grads, *out_grads;
   PyObject *reads_inputs, *reads_outputs;
-  PyObject **requests; /* of outputs, then gradients of inputs: see omc_tensor_new */
+  PyObject **requests;     /* of outputs, then gradients of inputs: see omc_tensor_new */
+  omc_backward_uses *uses; /* by backward; all NULL until they are asked for */
 } omc_plan_object;
 
 /* The object of a plan, the one there was if it is the session's last. */
@@ -176,6 +183,9 @@ int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObjec
  * by input, is there and it lends, else new memory. */
 PyObject *omc_result_memory(const omc_module *m, const omc_plan_object *plan, uint32_t input,
                             PyObject *lent, void *queue, void **out);
+
+/* Borrowed from the plan; NULL with MemoryError. */
+const omc_backward_uses *omc_plan_object_uses(omc_plan_object *plan, uint32_t backward);
 
 size_t omc_needed_bytes(const omc_plan *plan); /* of what Plan.needed gives */
 

@@ -46,13 +46,37 @@ PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, o
   self->reads_inputs = reads(plan, true);
   self->reads_outputs = reads(plan, false);
   self->requests = PyMem_Calloc(n_requests(plan->graph) + 1, sizeof *self->requests);
-  if (!self->requests) PyErr_NoMemory();
-  if (!self->reads_inputs || !self->reads_outputs || !self->requests) {
+  self->uses = PyMem_Calloc((size_t)omc_n_backwards(plan->graph) + 1, sizeof *self->uses);
+  if (!self->requests || !self->uses) PyErr_NoMemory();
+  if (!self->reads_inputs || !self->reads_outputs || !self->requests || !self->uses) {
     Py_DECREF(self);
     return NULL;
   }
   session->last = (PyObject *)self;
   return (PyObject *)self;
+}
+
+static void free_uses(omc_backward_uses *uses) {
+  PyMem_Free(uses->inputs);
+  PyMem_Free(uses->outputs);
+  PyMem_Free(uses->grads);
+  *uses = (omc_backward_uses){NULL, NULL, NULL};
+}
+
+const omc_backward_uses *omc_plan_object_uses(omc_plan_object *self, uint32_t backward) {
+  const omc_graph *g = self->plan->graph;
+  omc_backward_uses *uses = &self->uses[backward];
+  if (uses->inputs) return uses;
+  uses->inputs = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *uses->inputs);
+  uses->outputs = PyMem_Calloc((size_t)g->n_outputs + 1, sizeof *uses->outputs);
+  uses->grads = PyMem_Calloc((size_t)g->n_outputs + 1, sizeof *uses->grads);
+  if (!uses->inputs || !uses->outputs || !uses->grads) {
+    free_uses(uses);
+    PyErr_NoMemory();
+    return NULL;
+  }
+  omc_plan_uses(self->plan, backward, uses->inputs, uses->outputs, uses->grads);
+  return uses;
 }
 
 static void plan_dealloc(PyObject *object) {
@@ -62,6 +86,9 @@ static void plan_dealloc(PyObject *object) {
   for (uint32_t k = 0; self->requests && k < n_requests(self->plan->graph); k++)
     Py_XDECREF(self->requests[k]);
   PyMem_Free(self->requests);
+  for (uint32_t b = 0; self->uses && b < omc_n_backwards(self->plan->graph); b++)
+    free_uses(&self->uses[b]);
+  PyMem_Free(self->uses);
   omc_plan_release(self->plan);
   Py_XDECREF((PyObject *)self->session);
   Py_XDECREF(self->in_grads);
@@ -226,29 +253,26 @@ static PyObject *plan_needed(PyObject *object, PyObject *args) {
   return result;
 }
 
-static PyObject *plan_last_use(PyObject *object, PyObject *args) {
-  const omc_plan *plan = ((omc_plan_object *)object)->plan;
-  const omc_graph *g = plan->graph;
+static PyObject *numbers(const uint32_t *values, uint32_t n) {
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list && i < n; i++) omc_append(&list, PyLong_FromUnsignedLong(values[i]));
+  return list;
+}
+
+static PyObject *plan_uses(PyObject *object, PyObject *args) {
+  omc_plan_object *self = (omc_plan_object *)object;
+  const omc_graph *g = self->plan->graph;
   unsigned long number;
-  if (!PyArg_ParseTuple(args, "k", &number) || check_number(plan, number) < 0) return NULL;
-  omc_uses *inputs = PyMem_Calloc((size_t)g->n_inputs + 1, sizeof *inputs);
-  uint32_t *outputs = PyMem_Calloc((size_t)g->n_outputs + 1, sizeof *outputs);
-  PyObject *of_inputs = PyList_New(0), *of_outputs = PyList_New(0), *result = NULL;
-  if (inputs && outputs) {
-    omc_plan_uses(plan, (uint32_t)number, inputs, outputs);
-    for (uint32_t i = 0; of_inputs && i < g->n_inputs; i++)
-      omc_append(&of_inputs, PyLong_FromUnsignedLong(inputs[i].end));
-    for (uint32_t k = 0; of_outputs && k < g->n_outputs; k++)
-      omc_append(&of_outputs, PyLong_FromUnsignedLong(outputs[k]));
-    if (of_inputs && of_outputs) result = PyTuple_Pack(2, of_inputs, of_outputs);
-  } else {
-    PyErr_NoMemory();
+  if (!PyArg_ParseTuple(args, "k", &number) || check_number(self->plan, number) < 0) return NULL;
+  const omc_backward_uses *uses = omc_plan_object_uses(self, (uint32_t)number);
+  if (!uses) return NULL;
+  PyObject *reads = PyList_New(0), *ends = PyList_New(0);
+  for (uint32_t i = 0; i < g->n_inputs; i++) {
+    if (reads) omc_append(&reads, PyLong_FromUnsignedLong(uses->inputs[i].read));
+    if (ends) omc_append(&ends, PyLong_FromUnsignedLong(uses->inputs[i].end));
   }
-  Py_XDECREF(of_inputs);
-  Py_XDECREF(of_outputs);
-  PyMem_Free(inputs);
-  PyMem_Free(outputs);
-  return result;
+  return Py_BuildValue("(NNNN)", reads, ends, numbers(uses->outputs, g->n_outputs),
+                       numbers(uses->grads, g->n_outputs));
 }
 
 #define PLAN_SHOW(name, show)                                                                      \
@@ -333,9 +357,9 @@ static PyMethodDef plan_methods[] = {
      "the inputs; where not all is needed, the others are memory that nothing was written to"},
     {"needed", plan_needed, METH_VARARGS,
      "needed(backward, inputs) -> (for backward(), the inputs it then reads, the outputs)"},
-    {"last_use", plan_last_use, METH_VARARGS,
-     "last_use(backward) -> (by input the step before which it and its gradient are used last, by "
-     "output the same)"},
+    {"uses", plan_uses, METH_VARARGS,
+     "uses(backward) -> the steps before which it has used for the last time: each input, each "
+     "input or its gradient, each output, the gradient of each"},
     {"empty_like", plan_empty_like, METH_O,
      "empty_like(tensor) -> a tensor of its type in the provider's pooled memory"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},

@@ -99,7 +99,7 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
   x->tracks = OMC_NEW_ARRAY(&plan->memory, omc_track, plan->n_phases);
   x->end_reloc = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
-  x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
+  x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, 2 * (size_t)plan->n_steps);
   if (!x->operands || !x->relocs || !x->tracks || !x->end_reloc || !x->jobs) goto no_memory;
   if (omc_env_get()->profile) {
     x->times = OMC_NEW_ARRAY(&plan->memory, omc_step_time, plan->n_steps);
@@ -252,6 +252,13 @@ static void run_these(void *arg) {
     if (!these->needed || these->needed[s]) these->status = run(these, s);
 }
 
+/* What the device learns of steps begin .. end-1, which it holds its threads for. */
+static uint32_t *jobs_of(omc_exec *x, const omc_part *part, uint32_t begin, uint32_t end) {
+  const bool begins = begin == part->step || calls_back(x->plan, begin - 1);
+  const bool ends = end == part->end_step || calls_back(x->plan, end);
+  return &x->jobs[begins && ends ? begin : x->plan->n_steps + end - 1];
+}
+
 /* The device's threads are held from one step that calls back to the next: those are for torch. */
 static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
                             const omc_stretch *stretch) {
@@ -267,7 +274,7 @@ static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *
     if (alone || !p->hold)
       run_these(&these);
     else
-      p->hold(p->ctx, args->threads, &x->jobs[begin], run_these, &these);
+      p->hold(p->ctx, args->threads, jobs_of(x, part, begin, end), run_these, &these);
     OMC_TRY(these.status);
   }
   return OMC_OK;

@@ -37,7 +37,8 @@ typedef struct omc_exec {
   omc_reloc *relocs;       /* phase by phase */
   omc_track *tracks;       /* by phase */
   uint32_t *end_reloc;     /* by step: of its operands */
-  uint32_t *jobs;          /* by step: for the device, of the steps held together from here on */
+  uint32_t *jobs; /* for the device, of the steps held together: by the first of them and, of a
+                     stretch's that are fewer, n_steps further by the last */
   uint32_t n_operands, n_bases, n_relocs;
   omc_constants_taken constants; /* that the graph's values lie in */
   /* What follows is used under omc_exec_lock. */

@@ -190,7 +190,10 @@ static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void 
     status = p->copy(p->ctx, place_of(span, *out, b->results), from, span->bytes, b->queue);
     if (b->packed) at += span->bytes;
   }
-  if (status != OMC_OK) free_arena(plan, b->queue, *out);
+  if (status != OMC_OK) {
+    free_arena(plan, b->queue, *out);
+    *out = NULL;
+  }
   return status;
 }
 
@@ -270,15 +273,20 @@ static omc_status check_lent(const omc_run *run, const omc_backward *b) {
   return OMC_OK;
 }
 
-/* Sets up all that the steps work with but for memory of gradients. */
-static omc_status set_out(omc_run *run, omc_backward *b, const omc_stretch *first, omc_work *work) {
+/* Where the caller has what a stretch works with. */
+static omc_status find(const omc_run *run, const omc_backward *b, const omc_stretch *stretch,
+                       omc_work *work) {
   const omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
   set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
   set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
   set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
   set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
-  OMC_TRY(omc_exec_check(x, work, first));
+  return omc_exec_check(x, work, stretch);
+}
+
+static omc_status begin(omc_run *run, omc_backward *b, const omc_stretch *first, omc_work *work) {
+  OMC_TRY(find(run, b, first, work));
   OMC_TRY(check_lent(run, b));
   if (!b->in_place) OMC_TRY(copy_of_arena(run, b, &b->arena));
   work->bases[0] = b->in_place ? run->arena : b->arena;
@@ -286,19 +294,26 @@ static omc_status set_out(omc_run *run, omc_backward *b, const omc_stretch *firs
   return OMC_OK;
 }
 
+/* The steps from where it is to before `end`, and the copies where those are the last. */
+static omc_stretch stretch_to(const omc_plan *plan, const omc_backward *b, uint32_t end) {
+  const omc_phase phase = OMC_BACKWARD + b->number;
+  const omc_part *part = &plan->parts[phase];
+  const bool is_last =
+      end > part->end_step || (end == part->end_step && part->copy == part->end_copy);
+  return (omc_stretch){phase, b->needed, b->work ? b->step : part->step,
+                       is_last ? UINT32_MAX : end};
+}
+
 omc_status omc_run_advance(omc_run *run, omc_backward *b, uint32_t end) {
   omc_exec *x = run->exec;
-  const omc_phase phase = OMC_BACKWARD + b->number;
-  const omc_part *part = &x->plan->parts[phase];
-  if (!b->work) b->step = part->step;
-  if (end <= b->step) return OMC_OK;
-  const omc_stretch stretch = {phase, b->needed, b->step, end <= part->end_step ? end : UINT32_MAX};
+  const omc_stretch stretch = stretch_to(x->plan, b, end);
+  if (stretch.end <= stretch.begin) return OMC_OK;
   if (b->work) {
-    set_bases(x, b->work, OMC_AT_RESULT, b->results, x->plan->graph->n_inputs);
+    OMC_TRY(find(run, b, &stretch, b->work));
   } else {
     omc_work *work;
     OMC_TRY(start_work(x, &work));
-    const omc_status status = set_out(run, b, &stretch, work);
+    const omc_status status = begin(run, b, &stretch, work);
     if (status != OMC_OK) {
       finish_work(x, work);
       return status;

@@ -26,9 +26,9 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
  * the bytes. */
 omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) OMC_MUST_USE;
 
-/* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers as given to
- * forward, needed only where plan->parts[OMC_BACKWARD + number] says that it reads them, elsewhere
- * NULL. All is borrowed until the backward is left. */
+/* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers to what was given
+ * to forward, needed only where plan->parts[OMC_BACKWARD + number] says that it reads them,
+ * elsewhere NULL. All is borrowed until the backward is left. */
 typedef struct omc_backward {
   uint32_t number;    /* which one, in the order of the signature */
   bool keep;          /* another backward may follow */
@@ -55,10 +55,11 @@ typedef struct omc_backward {
 omc_status omc_run_enter(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 
 /* Runs the backward that was begun from where it is to before step `end` of the plan, or for
- * UINT32_MAX to its end, with its copies: omc_plan_uses says what is done with by then. Of results
- * those must be there that are used by then, and from the first call on those that lend. One thread
- * at a time. What it lacks of the caller's tensors it says before any of these steps runs
- * (OMC_EINVALID); after any other failure nothing but leaving makes sense. */
+ * UINT32_MAX to its end, with its copies: omc_plan_uses says what is done with by then. Of the
+ * caller's tensors only those must be there that these steps use, and from the first call on the
+ * results that lend; where they are may be another place at each call. One thread at a time. What
+ * it lacks of the caller's tensors it says before any of these steps runs (OMC_EINVALID); after any
+ * other failure nothing but leaving makes sense. */
 omc_status omc_run_advance(omc_run *run, omc_backward *backward, uint32_t end) OMC_MUST_USE;
 
 /* Ends a backward that was begun, wherever it is. If nothing of it has run, the run is as it was,

@@ -79,8 +79,18 @@ class Plan:
     ) -> Backward:
         """Begin a backward as :meth:`backward` runs it."""
 
-    def last_use(self, backward: int) -> tuple[list[int], list[int]]:
-        """Before which step a backward has used each input, or its gradient, for the last time, and each output."""
+    def uses(self, backward: int) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Before which step a backward has used for the last time, if at all.
+
+        Returns
+        -------
+        inputs
+            What it reads of each input.
+        gradients
+            Each input or its gradient, or memory lent for that.
+        outputs, output_gradients
+            Each output, and its gradient.
+        """
 
     def backward(
         self,

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import _C
 from .asked import Asked
 from .backwards import Mask
 from .lowering.ancestry import Operand
@@ -18,6 +19,23 @@ Gradients = Sequence[Tensor | None]
 Given = tuple[list[Tensor], Gradients, Gradients, bool, Tensor | None, bytes | None]  # to a backward of a plan
 
 NOTHING: contextlib.nullcontext[Collection[Operand]] = contextlib.nullcontext(())
+
+
+class Uses(NamedTuple):
+    """Before which step of a plan a backward has used something for the last time, if at all; see :meth:`_C.Plan.uses`.
+
+    Attributes
+    ----------
+    inputs, gradients
+        By input: what it reads of that, and this or the gradient.
+    outputs, output_gradients
+        By output: that, and its gradient.
+    """
+
+    inputs: list[int]
+    gradients: list[int]
+    outputs: list[int]
+    output_gradients: list[int]
 
 
 class Computed:
@@ -61,37 +79,49 @@ class Coming:
         The inputs whose gradients are asked for.
     """
 
-    def __init__(self, call: "Call", mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked) -> None:
-        planned = call.planned
-        assert call.run is not None
+    def __init__(self, call: "Call", mask: Mask, grads: Gradients, keep: bool, asked: Asked) -> None:
         self._call, self._mask, self._asked = call, mask, asked
-        self._back = call.runner.backward(planned, mask, asked)
+        self._back = call.runner.backward(call.planned, mask, asked)
         call.check(self._back)
-        self._inputs_used, self._outputs_used = planned.plan.last_use(planned.plan.out_grads.index(mask))
+        self._uses = call.planned.uses(mask)
+        self._grads, self._keep = grads, keep
+        self._begun: _C.Backward | None = None
         self._step = 0  # of the plan, come to so far
         self._none: set[Operand] = set()
-        self._begun = planned.plan.begin(call.run, *call.given(grads, keep, self._back))
 
     def take(self, inputs: Sequence[int]) -> list[Tensor | None]:
         """Those of these inputs, which are then nobody else's."""
-        call, back = self._call, self._back
+        call, back, uses = self._call, self._back, self._uses
         runner = call.runner
-        if self._step:
-            call.check_unchanged(
-                [i for i in back.inputs if self._inputs_used[i] > self._step],
-                [i for i in back.outputs if self._outputs_used[i] > self._step],
-            )
         wanted = [i for i in inputs if i in back.reached]
+        step = max([self._step, *[uses.gradients[i] for i in wanted]])
+        if self._begun is None:
+            self._begin(step)
+        else:
+            call.check_unchanged(
+                [i for i in back.inputs if uses.inputs[i] > self._step],
+                [i for i in back.outputs if uses.outputs[i] > self._step],
+            )
+        assert self._begun is not None
         with runner.callbacks.noting() if runner.callbacks.ops else NOTHING as none:
             found = dict(zip(wanted, as_it_is(runner.callbacks.device, self._begun.take, wanted), strict=True))
-        self._step = max([self._step, *[self._inputs_used[i] for i in wanted]])
+        self._step = step
         self._none.update(none)
         reached = runner.reached(self._mask, self._none, self._asked) if self._none else back.reached
         return [call.gradient(i, found.get(i), reached) for i in inputs]
 
+    def _begin(self, step: int) -> None:
+        """Begin what runs to before this step first; of gradients that are read later, others may change theirs."""
+        call, plan = self._call, self._call.planned.plan
+        assert call.run is not None
+        ends = self._uses.output_gradients
+        grads = [g.clone() if g is not None and end > step else g for g, end in zip(self._grads, ends, strict=True)]
+        self._begun = plan.begin(call.run, *call.given(grads, self._keep, self._back))
+
     def end(self) -> None:
         """Nothing more is wanted."""
-        self._begun.end()
+        if self._begun is not None:
+            self._begun.end()
 
 
 def as_it_is(device: torch.device, run: Callable[..., Any], *args: Any) -> Any:

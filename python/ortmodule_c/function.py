@@ -17,7 +17,7 @@ from . import _C
 from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .budget import Budget
-from .coming import NOTHING, Coming, Computed, Given, Gradients, as_it_is
+from .coming import NOTHING, Coming, Computed, Given, Gradients, Uses, as_it_is
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
@@ -84,6 +84,14 @@ class _Planned:
         self.kept = sorted({*kept, *itertools.chain(*plan.reads_outputs)})
         self.backwards: dict[tuple[Mask, Asked], _Backward] = {}
         self.nodes: dict[int, Nodes] = {}
+        self._uses: dict[Mask, Uses] = {}
+
+    def uses(self, mask: Mask) -> Uses:
+        """When the backward for these outputs uses what it is given, and gives."""
+        found = self._uses.get(mask)
+        if found is None:
+            found = self._uses[mask] = Uses(*self.plan.uses(self.plan.out_grads.index(mask)))
+        return found
 
 
 class Runner:
@@ -210,16 +218,15 @@ class Runner:
             found = self._nodes[in_grads] = Nodes(sets, nodes)
         return found
 
-    def nodes_of(self, call: "Call", together: int | None) -> Nodes:
-        """The nodes of a call whose forward has run, of which inputs go on with so many bytes of gradients together."""
-        nodes = self.nodes(call.in_grads)
+    def nodes_of(self, call: "Call", inputs: Sequence[Tensor]) -> Nodes:
+        """The nodes of a call of these inputs whose forward has run."""
+        nodes, together = self.nodes(call.in_grads), call.together
         if together is None:
             return nodes
         found = call.planned.nodes.get(together)
         if found is None:
-            plan = call.planned.plan
-            order, _ = plan.last_use(len(plan.out_grads) - 1)
-            found = call.planned.nodes[together] = nodes.divided(order, [t.nbytes for t in call.dense], together)
+            order = call.planned.uses(call.plan.out_grads[-1]).gradients
+            found = call.planned.nodes[together] = nodes.divided(order, [t.nbytes for t in inputs], together)
         return found
 
     def run(self, call: "Call") -> list[Tensor]:

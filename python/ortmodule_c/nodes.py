@@ -1,10 +1,11 @@
 """The nodes of one call in autograd's graph.
 
-One node does where there is one output. Of several, autograd would go on, from a backward for some, to inputs that
-others alone are computed of: it would call hooks there, on the other outputs, and functions before them, with None. So
-there is then a node for each output, which takes its gradient, and one for each set of inputs that the same outputs are
-computed of, which gives theirs. Autograd calls the latest first of those that are ready, and so those of outputs, made
-last, before those of inputs, of which the first one computes for all.
+One node does where there is one output, whose gradients go on all together. Of several outputs, autograd would go on,
+from a backward for some, to inputs that others alone are computed of: it would call hooks there, on the other outputs,
+and functions before them, with None. So there is then a node for each output, which takes its gradient, and one for
+each set of inputs that the same outputs are computed of, which gives theirs; and more sets where somebody waits for
+gradients, each of which is to go on before the next. Autograd calls the latest first of those that are ready, and so
+those of outputs, made last, before those of inputs, of which the first one begins the backward for all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .backwards import Mask, only
 from .errors import ORTModuleError
 
 if TYPE_CHECKING:
-    from .function import Call, Coming, Computed
+    from .coming import Coming, Computed
+    from .function import Call
     from .results import Results
 
 Gradients = list[Tensor | None]
@@ -46,7 +48,7 @@ def connected(call: Call, results: Results) -> Results:
         return results
     with torch.no_grad():
         outputs = call.start()
-    nodes = runner.nodes_of(call, call.together)
+    nodes = runner.nodes_of(call, results.inputs)
     held = _Held(call, nodes.sets, len(outputs))
     results.outputs = outputs
     marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(nodes.sets)]

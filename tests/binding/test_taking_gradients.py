@@ -32,12 +32,13 @@ def step(**options: bool) -> Step:
 
 def test_the_last_layer_comes_first() -> None:
     plan, _, _, _, _ = step()
-    inputs, outputs = plan.last_use(0)
-    assert inputs[:LAYERS] == sorted(inputs[:LAYERS], reverse=True)
-    assert plan.n_forward < min(inputs[:LAYERS]) and max(inputs) <= plan.n_steps
-    assert len(outputs) == 1 and plan.n_forward < outputs[0] <= plan.n_steps
+    inputs, gradients, outputs, douts = plan.uses(0)
+    assert gradients[:LAYERS] == sorted(gradients[:LAYERS], reverse=True)
+    assert plan.n_forward < min(gradients[:LAYERS]) and max(gradients) <= plan.n_steps
+    assert all(read <= done for read, done in zip(inputs, gradients, strict=True)) and inputs[0] == 0 < inputs[1]
+    assert [plan.n_forward < end <= plan.n_steps for end in (*outputs, *douts)] == [True, True]
     with pytest.raises(ValueError, match="backward 1 of a plan with 1"):
-        plan.last_use(1)
+        plan.uses(1)
 
 
 @pytest.mark.parametrize("order", [[[3], [2], [1], [0]], [[0], [3], [1, 2]], [[3, 1], [4, 2], [0]], [[0, 1, 2, 3]]])

@@ -360,13 +360,12 @@ TEST(lend_run_goes_on_bit_by_bit) {
   if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &b))) {
     void *in[N_IN], *out[] = {c.y}, *grads[] = {c.dy}, *results[N_IN];
     omc_uses uses[N_IN];
-    uint32_t outputs[1];
     bool done[N_IN] = {false};
     point(c.in, in), point(c.results, results);
     for (int i = 0; i < N_IN; i++)
       if (b.takes_lent && c.plan->lends[i]) results[i] = c.lent[i];
     b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
-    omc_plan_uses(c.plan, 0, uses, outputs);
+    omc_plan_uses(c.plan, 0, uses, NULL, NULL);
     const omc_part *part = &c.plan->parts[OMC_BACKWARD];
     int early = 0;
     for (uint32_t step = part->step; step <= part->end_step; step++) {

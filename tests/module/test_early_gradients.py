@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -213,6 +214,71 @@ def test_what_was_read_may_change() -> None:
     assert_same_state(ours, eager)
 
 
+def hooked(model: nn.Module, name: str, change: Callable[[nn.Module], None]) -> None:
+    """Have a hook of one parameter change something."""
+
+    def hook(_p: Tensor) -> None:
+        with torch.no_grad():
+            change(model)
+
+    model.get_parameter(name).register_post_accumulate_grad_hook(hook)
+
+
+def test_what_is_read_later_may_lie_elsewhere() -> None:
+    """Also where that it was is gone."""
+
+    def move(net: nn.Module) -> None:
+        for name in ("2.weight", "4.weight", "6.weight"):
+            p = net.get_parameter(name)
+            p.data = p.data * 1.0
+        net.fill = [torch.full((7, 7), torch.nan) for _ in range(9)]
+
+    torch.manual_seed(0)
+    eager, ours = pair(deep())
+    for net in (eager, ours):
+        hooked(net, "8.weight", move)
+        net(torch.ones(7, 7)).sum().backward()
+    assert_same_state(ours, eager)
+
+
+def test_nothing_may_change_either_where_a_gradient_takes_no_step() -> None:
+    """As that of what is masked wholly, which is known to be 0."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        return s.b(s.a(x).tanh()) + s.p.masked_fill(torch.ones(5, 5, dtype=torch.bool), 0.0)
+
+    model = Function(forward, a=nn.Linear(5, 5), b=nn.Linear(5, 5), p=nn.Parameter(torch.ones(5, 5)))
+    for net in pair(model):
+        hooked(net, "p", lambda net: net.get_parameter("b.weight").mul_(100))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            net(torch.ones(5, 5)).sum().backward()
+
+
+def test_gradients_of_outputs_may_change_once_they_are_read() -> None:
+    torch.manual_seed(0)
+    eager, ours = pair(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)))
+    for net in (eager, ours):
+        grad = torch.ones(5, 5)
+        hooked(net, "2.weight", lambda _net, grad=grad: grad.zero_())
+        net(torch.ones(5, 5)).backward(grad)
+    assert_same_state(ours, eager)
+
+
+def test_what_is_only_written_later_may_change() -> None:
+    """A gradient may come later than what reads its tensor."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        return s.norm(s.lstm(x)[0].mT).sin()
+
+    torch.manual_seed(0)
+    eager, ours = pair(Function(forward, lstm=nn.LSTM(4, 4), norm=nn.GroupNorm(2, 4)))
+    for net in (eager, ours):
+        hooked(net, "norm.bias", lambda net: net.get_parameter("norm.weight").mul_(2))
+        hooked(net, "lstm.weight_hh_l0", lambda net: net.get_parameter("lstm.bias_ih_l0").mul_(2))
+        net(torch.linspace(-1, 1, 64).view(4, 4, 4)).sum().backward()
+    assert_same_state(ours, eager)
+
+
 def test_an_error_of_a_hook_leaves_nothing_behind() -> None:
     torch.manual_seed(0)
     eager, ours = pair(deep())
@@ -314,6 +380,27 @@ def test_saved_tensors_may_be_elsewhere() -> None:
             y.backward()
     for (name, p), q in zip(eager.named_parameters(), ours.parameters(), strict=True):
         close(q, p, name)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_as_many_go_on_together_as_are_of_that_size(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_FIRST", 60)
+    monkeypatch.setattr(nodes, "_OF_HOOKS", 2 * 60)
+    model = ORTModule(deep(), STRICT)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: None)
+    sizes: list[list[int]] = []
+    connected = nodes._Held
+
+    def held(call: Any, sets: Any, n: int) -> Any:
+        sizes.append([len(s.inputs) for s in sets])
+        return connected(call, sets, n)
+
+    monkeypatch.setattr(nodes, "_Held", held)
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with keep if elsewhere else contextlib.nullcontext():
+        model(torch.randn(7, 7)).sum().backward()
+    assert sizes == [[1, 2, 2, 2, 2, 1]]
 
 
 @pytest.mark.host
