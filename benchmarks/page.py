@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 
 import budget
 import optimizer
+import overlap
 from ops import LAYERS
 from run import Figures, busy_ratio, like_for_like
 from wide import geometric_mean, ratio_of
@@ -24,11 +25,11 @@ PAGE = DOCS / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'`, with `--wide`
-and with `--ops` too, and `benchmarks/optimizer.py` and `benchmarks/budget.py`, with `--json FILE`, write. Ratios are of
-medians of one run, arms stepping in turn: the same model on both sides, PyTorch's AdamW as optimizer unless a column
-says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is glibc told never to give memory back. In brackets: the ratio
-to eager with the same malloc and optimizer, where that is not the first column. "Busy" is how many times as long a step
-takes beside a process that computes all the time.
+and with `--ops` too, and `benchmarks/optimizer.py`, `benchmarks/budget.py` and `benchmarks/overlap.py`, with `--json
+FILE`, write. Ratios are of medians of one run, arms stepping in turn: the same model on both sides, PyTorch's AdamW as
+optimizer unless a column says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is glibc told never to give memory
+back. In brackets: the ratio to eager with the same malloc and optimizer, where that is not the first column. "Busy" is
+how many times as long a step takes beside a process that computes all the time.
 """
 
 
@@ -143,12 +144,24 @@ def budget_section(name: str, result: dict) -> list[str]:
     return lines + table(["", *budget.HEAD], body)
 
 
+def overlap_section(name: str, result: dict) -> list[str]:
+    lines = [
+        f"## Exchanging gradients: {name}",
+        "",
+        f"{result['machine']}. Forward and backward, in fp32; the network is a thread that sleeps for as long as each",
+        "bucket of DistributedDataParallel would take.",
+        "",
+    ]
+    body = [[model, *row] for model, arms in result["overlap"].items() for row in overlap.rows_of(arms)]
+    return lines + table(["", *overlap.HEAD], body)
+
+
 def main() -> None:
     lines = [HEAD]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         kinds = {"floors": steps_section, "kinds": wide_section, "layers": layers_section, "seconds": optimizer_section}
-        kinds["budgets"] = budget_section
+        kinds |= {"budgets": budget_section, "overlap": overlap_section}
         section = next(section for key, section in kinds.items() if key in result)
         lines += section(path.stem, result)
     PAGE.write_text("\n".join(lines).rstrip() + "\n")

@@ -48,13 +48,13 @@ class Computed:
     """
 
     def __init__(self, results: list[Tensor | None]) -> None:
-        self._results = results
+        self.results = results
 
     def take(self, inputs: Sequence[int]) -> list[Tensor | None]:
         """Those of these inputs, which are then nobody else's."""
-        taken = [self._results[i] for i in inputs]
+        taken = [self.results[i] for i in inputs]
         for i in inputs:
-            self._results[i] = None
+            self.results[i] = None
         return taken
 
     def end(self) -> None:

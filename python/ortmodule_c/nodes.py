@@ -25,10 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .asked import goes_on_to, inputs_asked_of
 from .backwards import Mask, only
+from .coming import Computed
 from .errors import ORTModuleError
 
 if TYPE_CHECKING:
-    from .coming import Coming, Computed
+    from .coming import Coming
     from .function import Call
     from .results import Results
 
@@ -159,10 +160,10 @@ class _Run(torch.autograd.Function):
         call = _still_held(ctx, ctx.call, grads)
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             asked = inputs_asked_of(ctx, call.planned.wanted)
-            inputs, coming, is_left = call.go_back(grads, asked, call.opened())
-            results = coming.take([*itertools.compress(range(len(inputs)), call.in_grads)])
+            inputs, found, is_left = call.go_back(grads, asked, call.opened())
+        assert isinstance(found, Computed)  # as this node gives all of them
         ctx.call = call if is_left else None
-        return (None, *_final(results, _origins(inputs, call.in_grads, grads)))
+        return (None, *_final(itertools.compress(found.results, call.in_grads), _origins(inputs, call.in_grads, grads)))
 
 
 class _Backward:
