@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 from side_by_side import assert_ran_in_core, classifier, close, loss_of, one_of
 
 
@@ -128,6 +129,37 @@ def exchange(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures
     return allreduce_hook(group, bucket)
 
 
+class Checkpointed(nn.Module):
+    """Goes through TorchDynamo, which cuts graphs for buckets unless it is told not to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(600, 600) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False).tanh()
+        return x
+
+
+def by_dynamo(rank: int, world: int, meeting: str) -> None:
+    with one_of(world, rank, meeting):
+        torch.manual_seed(0)
+        net, x = Checkpointed(), torch.randn(6, 600)
+        grads = []
+        for cap in (0.5, 25):
+            ours = ORTModule(copy.deepcopy(net), DebugOptions(fallback="error"))
+            for model in (copy.deepcopy(net), ours):
+                parallel = DistributedDataParallel(model, bucket_cap_mb=cap)
+                for _ in range(2):
+                    parallel.zero_grad()
+                    parallel(x).square().sum().backward()
+                grads.append([p.grad for p in parallel.parameters()])
+            assert ours.stats()["dynamo_graphs"] and not ours.fallback_report()
+        for found in grads[1:]:
+            close(found, grads[0])
+
+
 def overlapping(rank: int, world: int, meeting: str) -> None:
     with one_of(world, rank, meeting):
         torch.manual_seed(0)
@@ -153,6 +185,12 @@ NEEDS_GLOO = pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTor
 @NEEDS_GLOO
 def test_gradients_are_exchanged_beside_the_backward(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(overlapping, (2, str(tmp_path / "meeting")), nprocs=2)
+
+
+@NEEDS_GLOO
+@pytest.mark.filterwarnings("ignore:.*goes through TorchDynamo")
+def test_graphs_by_dynamo_are_not_cut_for_buckets(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(by_dynamo, (1, str(tmp_path / "meeting")), nprocs=1)
 
 
 @NEEDS_GLOO
