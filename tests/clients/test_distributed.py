@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule
 from side_by_side import assert_ran_in_core, classifier, close, loss_of, one_of
+from wrapped import Noting
 
 
 class WithLoss(nn.Module):
@@ -98,21 +98,6 @@ def process(rank: int, world: int, meeting: str) -> None:
             close(whole(ours.state_dict()), whole(plain.state_dict()))
             for wrapper in wrappers:
                 assert_ran_in_core(wrapper)
-
-
-class Noting(torch.autograd.Function):
-    """The identity; notes that its backward ran."""
-
-    seen: ClassVar[list[str]] = []
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Tensor:
-        Noting.seen.append("between")
-        return grad.clone()
 
 
 class TwoLayers(nn.Module):

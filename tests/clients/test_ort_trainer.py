@@ -98,6 +98,8 @@ def test_training(
     close(dict(core.model.state_dict()), dict(plain.model.state_dict()), dtype)
     assert type(core.model) is not type(plain.model) and isinstance(core.model, type(plain.model))
     assert_ran_in_core(core.model)
+    if core.label_smoother is not None:
+        assert_ran_in_core(core.label_smoother._loss)
     if seq2seq:  # generates as the plain one
         for trainer in (plain, core):
             trainer.args.predict_with_generate, trainer.args.generation_max_length = True, 6

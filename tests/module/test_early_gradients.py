@@ -7,7 +7,7 @@ import copy
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ortmodule_c import _C, DebugOptions, ORTModule, nodes
-from wrapped import Function, assert_same_state, close, pair, two_losses
+from wrapped import Function, Noting, assert_same_state, close, pair, two_losses
 
 STRICT = DebugOptions(fallback="error")
 
@@ -61,21 +61,6 @@ def settled() -> int:
     return _C.pool_stats()["used_bytes"]
 
 
-class Noting(torch.autograd.Function):
-    """The identity; notes that its backward ran."""
-
-    came: ClassVar[list[str]] = []
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Tensor:
-        Noting.came.append("between")
-        return grad.clone()
-
-
 def test_hooks_are_called_before_the_rest_is_computed() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
         return s.last(Noting.apply(s.first(x)).tanh())
@@ -83,13 +68,13 @@ def test_hooks_are_called_before_the_rest_is_computed() -> None:
     model = Function(forward, first=nn.Linear(6, 6), last=nn.Linear(6, 6))
     model(torch.randn(6, 6)).sum().backward()
     ours = ORTModule(model)
-    Noting.came = stepping(model)
+    Noting.seen = stepping(model)
     for _ in range(2):
-        Noting.came.clear()
+        Noting.seen.clear()
         ours(torch.randn(6, 6)).sum().backward()
-        between = Noting.came.index("between")
-        assert {*Noting.came[:between]} == {"last.weight", "last.bias"}
-        assert {*Noting.came[between + 1 :]} == {"first.weight", "first.bias"}
+        between = Noting.seen.index("between")
+        assert {*Noting.seen[:between]} == {"last.weight", "last.bias"}
+        assert {*Noting.seen[between + 1 :]} == {"first.weight", "first.bias"}
 
 
 def test_gradients_come_in_the_order_of_the_layers() -> None:

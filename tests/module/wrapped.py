@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -125,3 +125,18 @@ def assert_same_steps(module: nn.Module, *calls: tuple[torch.Tensor, ...]) -> OR
             m.zero_grad()
         assert_same_step(eager, ours, *call)
     return ours
+
+
+class Noting(torch.autograd.Function):
+    """The identity; notes that its backward ran."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        Noting.seen.append("between")
+        return grad.clone()
