@@ -23,7 +23,8 @@ ELEMENT(u64, 64)
 typedef void (*tile_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,
                         int64_t cols);
 
-/* `run` takes the steps within rows to be 1, `repeat` that of the source to be 0. */
+/* `run` takes the steps within rows to be 1, `repeat` that of the source to be 0. What they read of
+ * the rows they read once: for all the compiler knows, an element written might change it. */
 typedef struct mover {
   omc_rows_fn run, repeat, strided;
   tile_fn tile;
@@ -50,17 +51,19 @@ typedef struct mover {
       memcpy((T *)dst + i * r->ds, (const T *)src + i * r->ss, (size_t)r->n * sizeof(T));         \
   }                                                                                               \
   static void repeat_##T(void *dst, const void *src, const omc_rows *r) {                         \
+    const int64_t n = r->n;                                                                       \
     for (int64_t i = 0; i < r->rows; i++) {                                                       \
       T *const d = (T *)dst + i * r->ds;                                                          \
       const T x = ((const T *)src)[i * r->ss];                                                    \
-      for (int64_t k = 0; k < r->n; k++) d[k] = x;                                                \
+      for (int64_t k = 0; k < n; k++) d[k] = x;                                                   \
     }                                                                                             \
   }                                                                                               \
   static void strided_##T(void *dst, const void *src, const omc_rows *r) {                        \
+    const int64_t n = r->n, step = r->d, of_src = r->s;                                           \
     for (int64_t i = 0; i < r->rows; i++) {                                                       \
       T *const d = (T *)dst + i * r->ds;                                                          \
       const T *const s = (const T *)src + i * r->ss;                                              \
-      for (int64_t k = 0; k < r->n; k++) d[k * r->d] = s[k * r->s];                               \
+      for (int64_t k = 0; k < n; k++) d[k * step] = s[k * of_src];                                \
     }                                                                                             \
   }                                                                                               \
   /* Transposes a square in registers. Each round makes the highest bit of an element's row the   \
