@@ -10,6 +10,10 @@ void omc_box_collapse(omc_box *b) {
   int32_t n = 0;
   for (int32_t i = 0; i < b->rank; i++) {
     if (b->dims[i] == 1) continue;
+    if (b->dst[i] < 0) {
+      b->src_offset += (b->dims[i] - 1) * b->src[i], b->src[i] = -b->src[i];
+      b->dst_offset += (b->dims[i] - 1) * b->dst[i], b->dst[i] = -b->dst[i];
+    }
     if (n > 0 && b->src[n - 1] == b->src[i] * b->dims[i] &&
         b->dst[n - 1] == b->dst[i] * b->dims[i]) {
       n--;

@@ -16,8 +16,8 @@ typedef struct omc_box {
 
 int64_t omc_box_numel(const omc_box *box);
 
-/* Drops dims of 1 and joins neighbours that both sides step through evenly; one dim is left at
- * least. */
+/* Drops dims of 1, turns round those that dst steps through backwards, and joins neighbours that
+ * both sides step through evenly; one dim is left at least. */
 void omc_box_collapse(omc_box *box);
 
 /* Moves the axis `from` behind those up to `to`, which is not before it. */

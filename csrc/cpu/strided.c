@@ -63,7 +63,10 @@ typedef struct mover {
     for (int64_t i = 0; i < r->rows; i++) {                                                       \
       T *const d = (T *)dst + i * r->ds;                                                          \
       const T *const s = (const T *)src + i * r->ss;                                              \
-      for (int64_t k = 0; k < n; k++) d[k * step] = s[k * of_src];                                \
+      if (step == 1 && of_src == -1)                                                              \
+        for (int64_t k = 0; k < n; k++) d[k] = s[-k];                                             \
+      else                                                                                        \
+        for (int64_t k = 0; k < n; k++) d[k * step] = s[k * of_src];                              \
     }                                                                                             \
   }                                                                                               \
   /* Transposes a square in registers. Each round makes the highest bit of an element's row the   \

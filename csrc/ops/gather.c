@@ -74,25 +74,30 @@ omc_status omc_embedding_form_of(const omc_node *node, const omc_shape *table, o
   return OMC_OK;
 }
 
-/* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes. */
+/* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes, or from
+ * `axis` on, which is 0 in ONNX: all that is before that one has the same ids. */
 omc_status omc_gather_nd_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
   const omc_shape *t = omc_in_shape(node, 1);
   const int64_t batch = omc_node_int(node, "batch_dims");
+  const int64_t axis = omc_node_int(node, "axis"), before = batch ? batch : axis;
   const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
+  if (batch && axis)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "batch_dims is %lld and axis %lld, where one must be 0",
+                  (long long)batch, (long long)axis);
+  bool fits = batch < t->rank && depth >= 1 && before <= table->rank - depth;
   for (int32_t i = 0; fits && i < batch; i++) fits = t->dims[i] == table->dims[i];
   if (!fits)
-    OMC_NODE_FAIL(node, ESHAPE, "ids %s with %lld batch dims do not index %s",
+    OMC_NODE_FAIL(node, ESHAPE, "ids %s with %lld batch dims do not index %s from axis %lld on",
                   omc_shape_text(t, a, sizeof a), (long long)batch,
-                  omc_shape_text(table, b, sizeof b));
-  const int32_t from = (int32_t)batch, to = (int32_t)(batch + depth);
-  const int64_t n = omc_shape_span(t, from, t->rank - 1);
+                  omc_shape_text(table, b, sizeof b), (long long)axis);
+  const int32_t from = (int32_t)before, to = (int32_t)(before + depth);
+  const int64_t n = omc_shape_span(t, (int32_t)batch, t->rank - 1);
   *p = (omc_rows_form){.outer = omc_shape_span(table, 0, from),
                        .dim = omc_shape_span(table, from, to),
                        .inner = omc_shape_span(table, to, table->rank),
                        .n = n,
-                       .outer_ids = from ? n : 0,
+                       .outer_ids = batch ? n : 0,
                        .padding = -1,
                        .depth = to - from};
   memcpy(p->dims, table->dims + from, (size_t)p->depth * sizeof p->dims[0]);
@@ -103,10 +108,12 @@ static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, 
   const omc_shape *of_ids = omc_in_shape(node, 1);
   omc_rows_form p;
   OMC_TRY(omc_gather_nd_form_of(node, table, &p));
-  *out = (omc_shape){0};
-  OMC_TRY(append(node, of_ids, 0, of_ids->rank - 1, out));
+  const int32_t axis = (int32_t)omc_node_int(node, "axis");
   const int32_t batch = (int32_t)omc_node_int(node, "batch_dims");
-  return append(node, table, batch + p.depth, table->rank, out);
+  *out = (omc_shape){0};
+  OMC_TRY(append(node, table, 0, axis, out));
+  OMC_TRY(append(node, of_ids, 0, of_ids->rank - 1, out));
+  return append(node, table, batch + axis + p.depth, table->rank, out);
 }
 
 /* GatherElements: ids have the table's rank and nowhere, but along the axis, more elements. */

@@ -129,6 +129,9 @@ CASES = [
     *[Case("GatherND", [x(*s), i], lambda a, i: a[tuple(i.unbind(-1))])
       for s, i in [((5, 6, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1)), ((5, 6), torch.stack([ids(5, 2, 3), ids(6, 2, 3, seed=1)], -1))]],
     Case("GatherND", [x(5, 6, dtype=F64), tensor([[1, 1], [1, 1], [0, 5]])], lambda a, i: a[tuple(i.unbind(-1))]),
+    *[Case("GatherND", [x(*s), i], lambda a, i, axis=axis: a[(*[slice(None)] * axis, *i.unbind(-1))], {"axis": axis})
+      for s, axis, i in [((9, 5, 6), 1, torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1)), ((2, 3, 5, 6, 7), 2, torch.stack([ids(5, 2, 3), ids(6, 2, 3, seed=1)], -1)),
+                         ((4, 4), 1, tensor([[3], [-4]])), ((0, 5, 6), 1, tensor([[1, 2]])), ((3, 5, 6), 1, torch.zeros(0, 2, dtype=torch.int64))]],
     # adding by index
     *[Case("GatherGrad", [x(*d), i, x(*s, seed=1)], lambda dy, i, a, axis=axis: a.index_add(axis, i % a.shape[axis], dy), {"axis": axis})
       for s, d, i, axis in [((5, 3), (4, 3), ids(5, 4), 0), ((2, 7, 33), (2, 9, 33), ids(7, 9), 1), ((2, 3, 9), (2, 3, 5), ids(9, 5), 2),
@@ -139,6 +142,8 @@ CASES = [
     Case("GatherElementsGrad", [x(4, 3, dtype=F64), ids(5, 4, 3), x(4, 5, dtype=F64)], lambda dy, i, a: a.scatter_add(1, i, dy), {"axis": 1}),
     Case("GatherNDGrad", [x(4, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1), x(5, 6, 7, seed=1)],
          lambda dy, i, a: a.index_put(tuple(i.unbind(-1)), dy, accumulate=True)),
+    *[Case("GatherNDGrad", [x(9, n, *rest), torch.stack([ids(5, n), ids(6, n, seed=1)], -1), x(9, 5, 6, *rest, seed=1)],
+           lambda dy, i, a: torch.ops.aten.index_put(a, [None, *i.unbind(-1)], dy, True), {"axis": 1}) for n in (4, 41) for rest in ((), (3,), (33,))],
     resample(x(3, 5), 1, 7), resample(x(3, 5), 0, 2), resample(x(2, 7, 33), 1, 15), resample(x(4, 4), 0, 4), resample(x(6), 0, 9),
     resample(x(2, 3, 130), 2, 61), resample(x(2, 3, 4, dtype=F64), 1, 5), resample(x(0, 3, 2), 1, 4), resample(x(900, 9), 1, 3),
     embedding(x(11, 6), ids(11, 4, 3), -1, False), embedding(x(11, 6), tensor([1, 1, 2, 3]), 1, False),

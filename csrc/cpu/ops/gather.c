@@ -54,15 +54,41 @@ static inline int64_t n_rows(const omc_rows_form *p) {
   return p->outer_ids ? p->outer * p->dim : p->dim;
 }
 
-/* Where line number `line` starts. */
-static inline void line_at(const omc_lines_form *p, int64_t line, int64_t *table, int64_t *picked) {
-  *table = *picked = 0;
-  for (int32_t i = p->rank - 1; i >= 0; i--) {
+/* Ids number picked + i * run_step + k * step, for i < runs and k < n. Each names the element
+ * table + k * beside + id * table_step. */
+typedef struct picks {
+  int64_t picked, runs, run_step, n, step;
+  int64_t table, table_step, beside;
+} picks;
+
+enum { MOST_BESIDE = 16 };
+
+/* Of the lines from `line` on: of one if its ids lie one after the other, else of as many before
+ * `end` as lie beside it, MOST_BESIDE at most, whose ids are then taken in the order in which they
+ * lie. *n: how many lines. */
+static inline picks picks_of(const omc_lines_form *p, int64_t line, int64_t end, int64_t *n) {
+  picks all = {.runs = 1, .n = p->n, .step = p->picked_step, .table_step = p->table_step};
+  const int32_t last = p->rank - 1;
+  *n = 1;
+  if (last >= 0 && p->picked_step != 1) {
+    *n = omc_min(omc_min(end - line, p->dims[last] - line % p->dims[last]), MOST_BESIDE);
+    all.runs = p->n, all.run_step = p->picked_step;
+    all.n = *n, all.step = p->picked[last], all.beside = p->table[last];
+  }
+  for (int32_t i = last; i >= 0; i--) {
     const int64_t at = line % p->dims[i];
     line /= p->dims[i];
-    *table += at * p->table[i];
-    *picked += at * p->picked[i];
+    all.table += at * p->table[i];
+    all.picked += at * p->picked[i];
   }
+  return all;
+}
+
+/* Rows of few columns are added up one element after the other, all rows of an outer index in one
+ * go: nothing is then known of which ids name the same row. */
+enum { FEW_COLUMNS = 8 };
+static inline bool by_elements(const omc_rows_form *p, int threads) {
+  return p->inner <= FEW_COLUMNS && p->outer >= threads && !p->by_freq;
 }
 
 #ifdef OMC_VARIANT
@@ -81,6 +107,7 @@ typedef struct scatter_job {
   const int64_t *first;  /* of each row: the first id that names it */
   const int64_t *next;   /* of each id: the next one that names the same row; -1: none */
   split by;
+  acc_t *scratch; /* by elements: the sums of an outer index, for each thread */
 } scatter_job;
 
 /* Adds up, in order, what was picked from a row from id i on: columns c0 .. c1-1. */
@@ -122,6 +149,30 @@ static void scatter_part(omc_range range, void *ctx) {
       const int64_t row = id_at(&j->rows, o * p->outer_ids + i);
       if (first[row] == i && row != p->padding) add_picked(j, o, i, row, c0, c1);
     }
+  }
+}
+
+/* For the outer indices of the range. */
+static void scatter_elements(omc_range range, void *ctx) {
+  const scatter_job *j = ctx;
+  const omc_rows_form *p = j->p;
+  const ids rows = j->rows;
+  const int64_t n = p->n, inner = p->inner, padding = p->padding, elements = p->dim * inner;
+  for (int64_t o = range.begin; o < range.end; o++) {
+    const int64_t first_id = o * p->outer_ids;
+    const storage_t *src = j->src + o * n * inner;
+    storage_t *const dst = j->dst + o * elements;
+    acc_t *const sums = sums_of(dst, j->scratch + range.thread * elements);
+    if (!OMC_STORES_ACC) load_row(dst, sums, elements);
+    for (int64_t i = 0; i < n; i++, src += inner) {
+      const int64_t row = id_at(&rows, first_id + i);
+      if (row == padding) continue;
+      if (inner == 1)
+        sums[row] += ld(src);
+      else
+        for (int64_t c = 0; c < inner; c++) sums[row * inner + c] += ld(src + c);
+    }
+    store_sums(sums, dst, elements);
   }
 }
 
@@ -174,7 +225,14 @@ OMC_KERNEL(ScatterRows, args) {
   scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(omc_row_ids(args, &j.rows));
   begin(args);
-  int64_t *const first = (int64_t *)(void *)((char *)args->workspace + ids_bytes(p));
+  void *const scratch = (char *)args->workspace + ids_bytes(p);
+  if (by_elements(p, args->threads)) {
+    j.scratch = scratch;
+    omc_parallel_for(p->outer, omc_grain(OMC_GRAIN_ELEMENTS, (p->n + p->dim) * p->inner),
+                     args->threads, scatter_elements, &j);
+    return OMC_OK;
+  }
+  int64_t *const first = scratch;
   int64_t *const next = first + n_rows(p), *const counts = next + n_ids(p);
   link_ids(p, &j.rows, first, next);
   j.first = first, j.next = next;
@@ -192,30 +250,41 @@ typedef struct lines_job {
   ids at;
   const storage_t *src;
   storage_t *dst;
-  acc_t *scratch; /* a sum for each position along the axis, for each thread */
+  acc_t *scratch; /* sums for each position along the axis of lines that are picked together, for
+                     each thread */
 } lines_job;
+
+typedef enum { FETCH, ADD, STORE } lines_step;
+
+/* One step of adding up: sums are fetched from what is there, added to, and stored. */
+OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *sums,
+                           lines_step step) {
+  const ids at = j->at;
+  const storage_t *const src = j->src;
+  storage_t *const dst = j->dst + all.table;
+  const int64_t of_id = OMC_STORES_ACC ? all.table_step : lines;
+  const int64_t of_line = OMC_STORES_ACC ? all.beside : lines > 1;
+  for (int64_t i = 0; i < all.runs; i++) {
+    for (int64_t k = 0, from = all.picked + i * all.run_step; k < all.n; k++, from += all.step) {
+      const int64_t id = id_at(&at, from);
+      acc_t *const sum = sums + id * of_id + k * of_line;
+      if (step == FETCH) *sum = ld(dst + id * all.table_step + k * all.beside);
+      if (step == ADD) *sum += ld(src + from);
+      if (step == STORE) st(dst + id * all.table_step + k * all.beside, *sum);
+    }
+  }
+}
 
 static void scatter_lines(omc_range range, void *ctx) {
   const lines_job *j = ctx;
   const omc_lines_form *p = j->p;
-  const int64_t step = OMC_STORES_ACC ? p->table_step : 1;
-  for (int64_t line = range.begin; line < range.end; line++) {
-    int64_t table, picked;
-    line_at(p, line, &table, &picked);
-    storage_t *dst = j->dst + table;
-    acc_t *sums = sums_of(dst, j->scratch + range.thread * p->dim);
-    for (int64_t i = 0; i < p->n && !OMC_STORES_ACC; i++) {
-      const int64_t id = id_at(&j->at, picked + i * p->picked_step);
-      sums[id] = ld(dst + id * p->table_step);
-    }
-    for (int64_t i = 0; i < p->n; i++) {
-      const int64_t at = picked + i * p->picked_step;
-      sums[id_at(&j->at, at) * step] += ld(j->src + at);
-    }
-    for (int64_t i = 0; i < p->n && !OMC_STORES_ACC; i++) {
-      const int64_t id = id_at(&j->at, picked + i * p->picked_step);
-      st(dst + id * p->table_step, sums[id]);
-    }
+  acc_t *const scratch = j->scratch + range.thread * p->dim * MOST_BESIDE;
+  for (int64_t line = range.begin, lines; line < range.end; line += lines) {
+    const picks all = picks_of(p, line, range.end, &lines);
+    acc_t *const sums = sums_of(j->dst + all.table, scratch);
+    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, FETCH);
+    step_lines(j, all, lines, sums, ADD);
+    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, STORE);
   }
 }
 
@@ -301,13 +370,50 @@ omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
 
 /* ---- kernels that move bytes ---- */
 
-static inline void copy_bytes(char *dst, const char *src, size_t n) {
-  if (n == 4)
-    memcpy(dst, src, 4);
-  else if (n == 8)
-    memcpy(dst, src, 8);
-  else
-    memcpy(dst, src, n);
+/* dst[at] is what the id at `at` names of src. */
+typedef void (*pick_fn)(void *dst, const void *src, const ids *at, const picks *all);
+
+#define PICK_LOOP(T, index)                                              \
+  for (int64_t i = 0; i < p.runs; i++) {                                 \
+    int64_t at = p.picked + i * p.run_step, table = p.table;             \
+    for (int64_t k = 0; k < p.n; k++, at += p.step, table += p.beside) { \
+      const int64_t id = index[at];                                      \
+      to[at] = from[table + (id < 0 ? id + dim : id) * p.table_step];    \
+    }                                                                    \
+  }
+#define PICKER(T)                                                                     \
+  static void pick_##T(void *dst, const void *src, const ids *of, const picks *all) { \
+    typedef T element __attribute__((may_alias));                                     \
+    const picks p = *all;                                                             \
+    const int64_t dim = of->dim;                                                      \
+    const int64_t *const wide = of->data;                                             \
+    const int32_t *const narrow = of->data;                                           \
+    element *const to = dst;                                                          \
+    const element *const from = src;                                                  \
+    if (of->wide)                                                                     \
+      PICK_LOOP(T, wide)                                                              \
+    else                                                                              \
+      PICK_LOOP(T, narrow)                                                            \
+  }
+PICKER(uint8_t)
+PICKER(uint16_t)
+PICKER(uint32_t)
+PICKER(uint64_t)
+
+/* For elements of so many bytes; NULL: none has so many. */
+static pick_fn picker_of(size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return pick_uint8_t;
+    case 2:
+      return pick_uint16_t;
+    case 4:
+      return pick_uint32_t;
+    case 8:
+      return pick_uint64_t;
+    default:
+      return NULL;
+  }
 }
 
 typedef struct gather_job {
@@ -316,6 +422,7 @@ typedef struct gather_job {
   const char *src;
   char *dst;
   size_t bytes; /* of a row or an element */
+  pick_fn pick; /* NULL: rows are longer */
 } gather_job;
 
 enum { AHEAD = 16 /* rows that are asked for before their turn */, LINE = 64, MOST_ASKED = 512 };
@@ -336,8 +443,21 @@ static void gather_rows(omc_range range, void *ctx) {
       ask_for(j->src + (size_t)row * j->bytes, j->bytes);
     }
     const int64_t row = o * p->dim + id_at(&j->at, o * p->outer_ids + i);
-    copy_bytes(j->dst + (size_t)r * j->bytes, j->src + (size_t)row * j->bytes, j->bytes);
+    memcpy(j->dst + (size_t)r * j->bytes, j->src + (size_t)row * j->bytes, j->bytes);
     if (++i == p->n) i = 0, o++;
+  }
+}
+
+/* Rows that are as long as an element. */
+static void gather_short_rows(omc_range range, void *ctx) {
+  const gather_job *j = ctx;
+  const omc_rows_form *p = j->params;
+  for (int64_t r = range.begin, n; r < range.end; r += n) {
+    const int64_t o = r / p->n, i = r % p->n, at = o * p->outer_ids + i;
+    n = omc_min(range.end - r, p->n - i);
+    const picks all = {
+        .picked = at, .runs = 1, .n = n, .step = 1, .table = o * p->dim, .table_step = 1};
+    j->pick(j->dst + (r - at) * (int64_t)j->bytes, j->src, &j->at, &all);
   }
 }
 
@@ -348,22 +468,18 @@ OMC_KERNEL_ANY(GatherRows, args) {
                   .dst = args->out[0].data,
                   .bytes = (size_t)p->inner * omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(omc_row_ids(args, &j.at));
+  j.pick = picker_of(j.bytes);
   if (p->inner > 0)
     omc_parallel_for(p->outer * p->n, omc_grain(OMC_GRAIN_ELEMENTS, p->inner), args->threads,
-                     gather_rows, &j);
+                     j.pick ? gather_short_rows : gather_rows, &j);
   return OMC_OK;
 }
 
 static void gather_lines(omc_range range, void *ctx) {
   const gather_job *j = ctx;
-  const omc_lines_form *p = j->params;
-  for (int64_t line = range.begin; line < range.end; line++) {
-    int64_t table, picked;
-    line_at(p, line, &table, &picked);
-    for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {
-      const int64_t from = table + id_at(&j->at, picked) * p->table_step;
-      copy_bytes(j->dst + (size_t)picked * j->bytes, j->src + (size_t)from * j->bytes, j->bytes);
-    }
+  for (int64_t line = range.begin, lines; line < range.end; line += lines) {
+    const picks all = picks_of(j->params, line, range.end, &lines);
+    j->pick(j->dst, j->src, &j->at, &all);
   }
 }
 
@@ -374,6 +490,7 @@ OMC_KERNEL_ANY(GatherElements, args) {
                   .dst = args->out[0].data,
                   .bytes = omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(line_ids_of(args, p, &j.at));
+  j.pick = picker_of(j.bytes);
   if (p->n > 0)
     omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, gather_lines,
                      &j);
@@ -386,15 +503,16 @@ static size_t gather_workspace(const omc_node *node, const void *params, int thr
 }
 
 static size_t scatter_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node, (void)threads;
   const omc_rows_form *p = params;
+  if (by_elements(p, threads))
+    return ids_bytes(p) + omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * p->inner * threads);
   const int64_t links = n_rows(p) + n_ids(p) + (p->by_freq ? p->dim : 0);
   return ids_bytes(p) + (size_t)links * sizeof(int64_t);
 }
 
 static size_t lines_workspace(const omc_node *node, const void *params, int threads) {
   const omc_lines_form *p = params;
-  return omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * threads);
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * MOST_BESIDE * threads);
 }
 
 /* An op that picks, and its gradient. */

@@ -38,7 +38,7 @@ def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
 
 @translates(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
-    """Advanced indexing by integers: indexed dims go first, GatherND reads, the dims are put in place."""
+    """Advanced indexing by integers: GatherND reads, before which dims apart from each other are moved to the front."""
     given: list[tuple[int, Val]] = [(i, v) for i, v in enumerate(indices) if v is not None]
     if any(v.dtype in (torch.bool, torch.uint8) for _, v in given):
         raise Unsupported("index by a mask")
@@ -46,15 +46,13 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
     ids = [b.cast(v, torch.int64) for _, v in given]
     if len(axes) == 1:
         return b.emit("Gather", x, ids[0], axis=axes[0])
-    rest = [a for a in range(x.rank) if a not in axes]
     shape = _broadcast(ids)
     columns = [b.unsqueeze(b.expand(v, shape), len(shape)) for v in ids]
     table = b.emit("Concat", *columns, axis=len(shape))
-    out = b.emit("GatherND", b.transpose(x, axes + rest), table)
-    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
-    before = len([a for a in rest if a < axes[0]]) if adjacent else 0
-    k = len(shape)
-    return b.transpose(out, [*range(k, k + before), *range(k), *range(k + before, k + len(rest))])
+    if axes == list(range(axes[0], axes[0] + len(axes))):
+        return b.emit("GatherND", x, table, axis=axes[0])
+    rest = [a for a in range(x.rank) if a not in axes]
+    return b.emit("GatherND", b.transpose(x, axes + rest), table)
 
 
 @translates(aten.index_put.default)

@@ -181,7 +181,8 @@ def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()
             continue
         cut = -shift % size
         if not (isinstance(cut, int) and cut == 0):
-            x = b.emit("Concat", b.slice(x, axis, cut, INT64_MAX), b.slice(x, axis, 0, cut), axis=axis)
+            before, after = b.emit_all("Split", x, b.ints([cut, size - cut]), outputs=2, axis=axis)
+            x = b.emit("Concat", after, before, axis=axis)
     return x
 
 
