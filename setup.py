@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -154,17 +155,20 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
         return list(pool.map(one, compile_jobs(extra)))
 
 
+# Assertions are for the C tests: nothing stops somebody's process. Not a folder of one build's: an editable install has
+# a new one each time, and objects are to be used again, by the library too.
+RELEASE, RELEASE_FLAGS = "build/ext", ["-O3", "-g0", "-DNDEBUG"]
+
+
 class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
         binding = [*sorted((CSRC / "python").glob("*.c")), *map(Path, ext.sources)]
-        # Assertions are for the C tests: nothing stops somebody's Python process.
-        flags = ["-O3", "-g0", "-DNDEBUG", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
-        # Not build_temp: an editable install has a new one each time, and objects are to be used again.
+        flags = [*RELEASE_FLAGS, "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
         include_dirs = [*self.compiler.include_dirs, *ext.include_dirs]
-        objects = compile_all(self.compiler, "build/ext", binding, flags, include_dirs)
+        objects = compile_all(self.compiler, RELEASE, binding, flags, include_dirs)
         target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
-            objects, target, libraries=LIBRARIES, extra_postargs=ext.extra_link_args, build_temp="build/ext"
+            objects, target, libraries=LIBRARIES, extra_postargs=ext.extra_link_args, build_temp=RELEASE
         )
 
 
@@ -277,6 +281,42 @@ class CTest(Command):
         raise SystemExit(subprocess.run([program, *tests], env=os.environ | env, check=False).returncode)
 
 
+class Library(Command):
+    description = "build the C library, which trains where there is no Python, with its headers"
+    user_options: ClassVar = [("prefix=", None, "where lib/ and include/ are made, by default build/library")]
+
+    def initialize_options(self) -> None:
+        self.prefix = str(Path("build") / "library")
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        from setuptools._distutils.ccompiler import new_compiler
+        from setuptools._distutils.sysconfig import customize_compiler
+
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        objects = compile_all(compiler, RELEASE, [], RELEASE_FLAGS, [])
+        lib, include = Path(self.prefix) / "lib", Path(self.prefix) / "include" / "ortmodule_c"
+        compiler.create_static_lib(objects, "ortmodule_c", str(lib))
+        compiler.link_shared_lib(objects, "ortmodule_c", str(lib), libraries=LIBRARIES)
+        for header in included([CSRC / "train" / "trainer.h", CSRC / "train" / "safetensors.h"]):
+            to = include / header.relative_to(CSRC)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(header, to)
+
+
+def included(headers: list[Path]) -> list[Path]:
+    """These headers of the core, and all that they include of it."""
+    found: list[Path] = []
+    while headers:
+        header = headers.pop()
+        if header not in found:
+            found.append(header)
+            headers += [CSRC / name for name in re.findall(r'^#include "(.*)"', header.read_text(), re.M)]
+    return found
+
+
 class Fuzz(Command):
     description = "plan graphs of randomly changed text, under the address and undefined behaviour sanitizers"
     user_options: ClassVar = [
@@ -298,6 +338,6 @@ class Fuzz(Command):
 
 setup(
     ext_modules=[Extension("ortmodule_c._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildExt, "build_device": BuildDevice, "ctest": CTest, "fuzz": Fuzz},
+    cmdclass={"build_ext": BuildExt, "build_device": BuildDevice, "ctest": CTest, "library": Library, "fuzz": Fuzz},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

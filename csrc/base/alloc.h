@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/status.h"
+
 /* `alloc` returns memory aligned for any C type, or NULL when there is none. `free` is given the
  * size asked for and accepts NULL. Both may be called from any thread. */
 typedef struct omc_allocator {
@@ -14,7 +16,7 @@ typedef struct omc_allocator {
 } omc_allocator;
 
 /* The C library's malloc and free. */
-const omc_allocator *omc_default_allocator(void);
+OMC_API const omc_allocator *omc_default_allocator(void);
 
 /* Allocates `count * size` bytes; NULL on overflow or when there is no memory. */
 void *omc_alloc(const omc_allocator *a, size_t count, size_t size);

@@ -13,10 +13,10 @@ typedef struct omc_arena {
 } omc_arena;
 
 /* `allocator` must outlive the arena. Allocates nothing. */
-void omc_arena_init(omc_arena *arena, const omc_allocator *allocator);
+OMC_API void omc_arena_init(omc_arena *arena, const omc_allocator *allocator);
 
 /* Frees every block; the arena may be used again. */
-void omc_arena_deinit(omc_arena *arena);
+OMC_API void omc_arena_deinit(omc_arena *arena);
 
 /* `count * size` zeroed bytes, aligned to 16; NULL on overflow or when there is no memory. */
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size);

@@ -14,6 +14,8 @@ typedef enum {
 } omc_status_code;
 
 #define OMC_MUST_USE __attribute__((warn_unused_result))
+/* Of functions that the C library (train/) has for programs. */
+#define OMC_API __attribute__((visibility("default")))
 #define OMC_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
 typedef omc_status_code omc_status;
@@ -22,10 +24,10 @@ typedef omc_status_code omc_status;
 omc_status omc_fail(omc_status code, const char *fmt, ...) OMC_PRINTF(2, 3) OMC_MUST_USE;
 
 /* The detail written by this thread's last omc_fail; borrowed, valid until its next one. */
-const char *omc_status_detail(void);
+OMC_API const char *omc_status_detail(void);
 
 /* The fixed text of a code, for example "shapes do not fit". */
-const char *omc_status_text(omc_status code);
+OMC_API const char *omc_status_text(omc_status code);
 
 #define OMC_FAIL(code, ...) return omc_fail(OMC_##code, __VA_ARGS__)
 

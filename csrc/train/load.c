@@ -1,0 +1,326 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "base/int.h"
+#include "graph/number.h"
+#include "train/state.h"
+
+#define OPTIMIZER "optimizer/" /* begins names of what an optimizer keeps in files */
+enum { MOST_PLANS = 16, NAME_BYTES = 512 };
+
+static const char *const mode_names[OMC_N_MODE] = {"training", "evaluation"};
+
+#define NEW_ARRAY(trainer, type, n, out)                         \
+  do {                                                           \
+    (out) = OMC_NEW_ARRAY(&(trainer)->arena, type, (n));         \
+    if (!(out)) OMC_FAIL(ENOMEM, "%lld " #type, (long long)(n)); \
+  } while (0)
+
+/* ---- lines of text ---- */
+
+static uint32_t count_lines(const char *text) {
+  uint32_t n = 0;
+  for (; *text; text++) n += *text == '\n';
+  return n;
+}
+
+/* The next line of *text, each of which ends with '\n', without that; copied. */
+static omc_status next_line(omc_trainer *t, const char **text, const char **out) {
+  const size_t n = strcspn(*text, "\n");
+  *out = omc_arena_text(&t->arena, *text, n);
+  if (!*out) OMC_FAIL(ENOMEM, "a line of %lld bytes", (long long)n);
+  *text += n + ((*text)[n] == '\n');
+  return OMC_OK;
+}
+
+/* A text of the file, and its lines; none if there is no such text. */
+static omc_status lines_of(omc_trainer *t, const char *beginning, const char *end,
+                           const char ***lines, uint32_t *n) {
+  char name[NAME_BYTES];
+  (void)snprintf(name, sizeof name, "%s%s", beginning, end);
+  const char *text = omc_safetensors_text(&t->file, name);
+  *n = text ? count_lines(text) : 0;
+  NEW_ARRAY(t, const char *, *n, *lines);
+  for (uint32_t i = 0; i < *n; i++) OMC_TRY(next_line(t, &text, &(*lines)[i]));
+  return OMC_OK;
+}
+
+/* ---- variables ---- */
+
+static omc_status copy_in(omc_trainer *t, const omc_named_tensor *from, void **out) {
+  OMC_TRY(omc_train_alloc(t, from->bytes, out));
+  if (from->bytes) memcpy(*out, from->data, from->bytes);
+  return OMC_OK;
+}
+
+static omc_status read_variables(omc_trainer *t, const omc_safetensors *file) {
+  NEW_ARRAY(t, omc_train_variable, file->n_tensors, t->variables);
+  for (uint32_t i = 0; i < file->n_tensors; i++) {
+    const omc_named_tensor *const from = &file->tensors[i];
+    if (strncmp(from->name, OPTIMIZER, strlen(OPTIMIZER)) == 0) continue;
+    omc_train_variable *const v = &t->variables[t->n_variables];
+    *v = (omc_train_variable){.type = from->type, .bytes = from->bytes, .group = OMC_NOBODYS};
+    v->name = omc_arena_text(&t->arena, from->name, strlen(from->name));
+    if (!v->name) OMC_FAIL(ENOMEM, "the name '%s'", from->name);
+    OMC_TRY(copy_in(t, from, &v->data));
+    t->n_variables++;
+  }
+  return OMC_OK;
+}
+
+omc_train_variable *omc_train_find(const omc_trainer *t, const char *beginning, const char *name) {
+  const size_t n = strlen(beginning);
+  for (uint32_t i = 0; i < t->n_variables; i++) {
+    const char *const at = t->variables[i].name;
+    if (strncmp(at, beginning, n) == 0 && strcmp(at + n, name) == 0) return &t->variables[i];
+  }
+  return NULL;
+}
+
+/* ---- the optimizer ---- */
+
+/* Numbers as "lr=0.001 beta1=0.9 ..."; those left out are 0. */
+static omc_status read_numbers(const char *line, omc_optim_numbers *out) {
+  static const struct {
+    const char *name;
+    size_t at;
+  } known[] = {
+#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
+#include "optim/numbers.def"
+#undef OMC_NUMBER
+  };
+  *out = (omc_optim_numbers){0};
+  for (const char *at = line; *at; at += *at == ' ') {
+    const size_t n_name = strcspn(at, "= "), n_all = strcspn(at, " ");
+    const size_t n_number = n_all > n_name ? n_all - n_name - 1 : 0;
+    double *number = NULL;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+      if (strlen(known[i].name) == n_name && strncmp(known[i].name, at, n_name) == 0)
+        number = (double *)(void *)((char *)out + known[i].at);
+    if (!number || !omc_number_read(at + n_name + 1, n_number, number))
+      OMC_FAIL(EPARSE, "the optimizer's group '%s': expected NAME=NUMBER", line);
+    at += n_all;
+  }
+  return OMC_OK;
+}
+
+static void name_states(omc_trainer *t) {
+  bool amsgrad = false, momentum = false;
+  for (uint32_t i = 0; i < t->n_groups; i++) {
+    amsgrad |= t->groups[i].amsgrad != 0;
+    momentum |= t->groups[i].momentum != 0;
+  }
+  if (t->rule == OMC_RULE_SGD) {
+    t->states[0] = momentum ? "momentum_buffer" : NULL;
+  } else {
+    t->states[0] = "exp_avg", t->states[1] = "exp_avg_sq";
+    t->states[2] = t->rule == OMC_RULE_ADAM && amsgrad ? "max_exp_avg_sq" : NULL;
+  }
+}
+
+/* The tensor that a file has for a state of a parameter, or for "step"; NULL: none. */
+static const omc_named_tensor *find_state(const omc_safetensors *file, const char *state,
+                                          const omc_train_variable *v) {
+  char name[NAME_BYTES];
+  const int n =
+      snprintf(name, sizeof name, OPTIMIZER "%s/%s", state, v->name + strlen(OMC_OF_MODEL));
+  for (uint32_t i = 0; i < file->n_tensors && (size_t)n < sizeof name; i++)
+    if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
+  return NULL;
+}
+
+static omc_status read_states(omc_trainer *t, const omc_safetensors *file, omc_train_variable *v) {
+  const omc_type one = {OMC_F32, {0, {0}}};
+  const omc_named_tensor *const step = find_state(file, "step", v);
+  omc_type type;
+  size_t bytes;
+  OMC_TRY(omc_train_state_type(v, &type, &bytes));
+  OMC_TRY(omc_train_alloc(t, sizeof *v->step, (void **)&v->step));
+  *v->step = 0;
+  if (!step) return OMC_OK;
+  if (!omc_type_equal(&step->type, &one)) OMC_FAIL(EPARSE, "'%s' is no single f32", step->name);
+  memcpy(v->step, step->data, sizeof *v->step);
+  for (int i = 0; i < OMC_OPTIM_STATES; i++) {
+    if (!omc_train_has_state(t, v, i)) continue;
+    const omc_named_tensor *const from = find_state(file, t->states[i], v);
+    if (!from || !omc_type_equal(&from->type, &type))
+      OMC_FAIL(EPARSE, "'%s' has a step, and no %s of its shape", v->name, t->states[i]);
+    OMC_TRY(copy_in(t, from, &v->state[i]));
+  }
+  return OMC_OK;
+}
+
+/* "GROUP NAME", of a parameter that is trained. */
+static omc_status read_parameter(omc_trainer *t, const omc_safetensors *file, const char *line) {
+  double group;
+  const size_t n = strcspn(line, " ");
+  if (!line[n] || !omc_number_read(line, n, &group) || !(group >= 0 && group < t->n_groups))
+    OMC_FAIL(EPARSE, "the parameter '%s': expected the number of one of %u groups and a name", line,
+             t->n_groups);
+  omc_train_variable *const v = omc_train_find(t, OMC_OF_MODEL, line + n + 1);
+  if (!v || !omc_dtype_is_float(v->type.dtype))
+    OMC_FAIL(EPARSE, "the parameter '%s' is no tensor of floats in the file", line + n + 1);
+  if (v->group != OMC_NOBODYS) OMC_FAIL(EPARSE, "the parameter '%s' comes twice", line + n + 1);
+  v->group = (int32_t)group;
+  return read_states(t, file, v);
+}
+
+static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
+  const char *const rule = omc_safetensors_text(file, "optimizer");
+  const char **lines;
+  uint32_t n;
+  if (!rule) return OMC_OK;
+  if (!omc_optim_rule_find(rule, &t->rule) || t->rule == OMC_RULE_SCALE)
+    OMC_FAIL(EUNSUPPORTED, "the optimizer '%s'", rule);
+  OMC_TRY(lines_of(t, "optimizer", ".groups", &lines, &t->n_groups));
+  NEW_ARRAY(t, omc_optim_numbers, t->n_groups, t->groups);
+  for (uint32_t i = 0; i < t->n_groups; i++) OMC_TRY(read_numbers(lines[i], &t->groups[i]));
+  name_states(t);
+  OMC_TRY(lines_of(t, "optimizer", ".parameters", &lines, &n));
+  for (uint32_t i = 0; i < n; i++) OMC_TRY(read_parameter(t, file, lines[i]));
+  return OMC_OK;
+}
+
+/* ---- a mode ---- */
+
+static omc_status find_constant(void *ctx, const char *name, const void **data, size_t *bytes) {
+  const omc_train_side *const s = ctx;
+  char beginning[NAME_BYTES];
+  (void)snprintf(beginning, sizeof beginning, "%s/", s->name);
+  const omc_train_variable *const v = omc_train_find(s->trainer, beginning, name);
+  if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s%s'", beginning, name);
+  *data = v->data, *bytes = v->bytes;
+  return OMC_OK;
+}
+
+/* Graph inputs in order: names of variables, or ">" and the name of what the caller gives. */
+static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
+  const omc_graph *const g = omc_session_template(s->session);
+  const char **lines;
+  uint32_t n;
+  OMC_TRY(lines_of(t, s->name, ".inputs", &lines, &n));
+  if (n != g->n_inputs)
+    OMC_FAIL(EPARSE, "the graph of %s has %u inputs, and %u are named", s->name, g->n_inputs, n);
+  s->n_in = n;
+  NEW_ARRAY(t, uint32_t, n, s->given);
+  NEW_ARRAY(t, const char *, n, s->in_names);
+  NEW_ARRAY(t, omc_train_variable *, n, s->variables);
+  NEW_ARRAY(t, omc_type, n, s->types);
+  NEW_ARRAY(t, bool, n, s->in_grads);
+  NEW_ARRAY(t, void *, n, s->data);
+  NEW_ARRAY(t, void *, n, s->lent);
+  NEW_ARRAY(t, void *, n, s->targets);
+  for (uint32_t i = 0; i < n; i++) {
+    s->types[i] = g->inputs[i]->type;
+    if (lines[i][0] == '>') {
+      s->in_names[s->n_given] = lines[i] + 1;
+      s->given[s->n_given++] = i;
+      continue;
+    }
+    omc_train_variable *const v = s->variables[i] = omc_train_find(t, "", lines[i]);
+    if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", lines[i], s->name);
+    s->types[i] = v->type;
+    s->in_grads[i] = v->group != OMC_NOBODYS;
+  }
+  return OMC_OK;
+}
+
+static omc_status read_outputs(omc_trainer *t, omc_train_side *s, omc_mode mode) {
+  const omc_graph *const g = omc_session_template(s->session);
+  s->n_out = g->n_outputs;
+  OMC_TRY(lines_of(t, s->name, ".outputs", &s->out_names, &s->n_results));
+  if (s->n_results > s->n_out || (mode == OMC_TRAINING && s->n_results == 0))
+    OMC_FAIL(EPARSE, "the graph of %s has %u outputs, and %u are named", s->name, s->n_out,
+             s->n_results);
+  NEW_ARRAY(t, void *, s->n_out, s->out_data);
+  NEW_ARRAY(t, void *, s->n_out, s->out_at);
+  NEW_ARRAY(t, size_t, s->n_out, s->out_bytes);
+  NEW_ARRAY(t, omc_type, s->n_out, s->out_types);
+  NEW_ARRAY(t, omc_tensor, s->n_out, s->results);
+  NEW_ARRAY(t, bool, s->n_out, s->out_grads);
+  NEW_ARRAY(t, void *, s->n_out, s->grads);
+  if (mode == OMC_TRAINING) s->out_grads[0] = true;
+  return OMC_OK;
+}
+
+static omc_status read_side(omc_trainer *t, omc_mode mode) {
+  omc_train_side *const s = &t->sides[mode];
+  s->trainer = t, s->name = mode_names[mode];
+  const char *const text = omc_safetensors_text(&t->file, s->name);
+  if (!text) return OMC_OK;
+  OMC_TRY(omc_session_create(text, strlen(text), find_constant, s, NULL, t->provider,
+                             omc_default_allocator(), MOST_PLANS, &s->session));
+  OMC_TRY(read_inputs(t, s));
+  return read_outputs(t, s, mode);
+}
+
+/* ---- the whole ---- */
+
+/* Texts outlive the file's tensors, which are copied. */
+static omc_status keep_texts(omc_trainer *t, const omc_safetensors *file) {
+  omc_named_text *texts;
+  NEW_ARRAY(t, omc_named_text, file->n_texts, texts);
+  for (uint32_t i = 0; i < file->n_texts; i++) {
+    const omc_named_text *const from = &file->texts[i];
+    texts[i].name = omc_arena_text(&t->arena, from->name, strlen(from->name));
+    texts[i].text = omc_arena_text(&t->arena, from->text, strlen(from->text));
+    if (!texts[i].name || !texts[i].text) OMC_FAIL(ENOMEM, "the text '%s'", from->name);
+  }
+  t->file = (omc_safetensors){.texts = texts, .n_texts = file->n_texts};
+  return OMC_OK;
+}
+
+omc_status omc_train_load(omc_trainer *t, const omc_safetensors *file) {
+  const char *const version = omc_safetensors_text(file, "ortmodule_c");
+  if (!version || strcmp(version, "1") != 0)
+    OMC_FAIL(EINVALID, "a file of version '%s' of ortmodule_c.artifacts, expected '1'",
+             version ? version : "none");
+  OMC_TRY(keep_texts(t, file));
+  OMC_TRY(read_variables(t, file));
+  OMC_TRY(read_optimizer(t, file));
+  for (omc_mode mode = 0; mode < OMC_N_MODE; mode++) OMC_TRY(read_side(t, mode));
+  return OMC_OK;
+}
+
+static omc_status add_state(omc_arena *arena, const omc_train_variable *v, const char *state,
+                            const omc_type *type, const void *data, omc_safetensors *file,
+                            omc_named_tensor *tensors) {
+  const char *const name = v->name + strlen(OMC_OF_MODEL);
+  const size_t n = strlen(OPTIMIZER) + strlen(state) + strlen(name) + 2;
+  char *const full = omc_arena_alloc(arena, n, 1);
+  if (!full) OMC_FAIL(ENOMEM, "the name of a state of '%s'", v->name);
+  (void)snprintf(full, n, OPTIMIZER "%s/%s", state, name);
+  omc_named_tensor *const to = &tensors[file->n_tensors++];
+  *to = (omc_named_tensor){.name = full, .type = *type, .data = data};
+  return omc_type_bytes(type, &to->bytes);
+}
+
+static omc_status save(const omc_trainer *t, const char *path, omc_arena *arena) {
+  const size_t most = (size_t)t->n_variables * (2 + OMC_OPTIM_STATES);
+  omc_named_tensor *const tensors = OMC_NEW_ARRAY(arena, omc_named_tensor, most);
+  if (!tensors) OMC_FAIL(ENOMEM, "names of %lld tensors", (long long)most);
+  omc_safetensors file = t->file;
+  file.tensors = tensors, file.n_tensors = 0;
+  for (uint32_t i = 0; i < t->n_variables; i++) {
+    const omc_train_variable *const v = &t->variables[i];
+    tensors[file.n_tensors++] = (omc_named_tensor){v->name, v->type, v->data, v->bytes};
+    if (!v->step || *v->step == 0) continue;
+    const omc_type one = {OMC_F32, {0, {0}}};
+    omc_type type;
+    size_t bytes;
+    OMC_TRY(omc_train_state_type(v, &type, &bytes));
+    OMC_TRY(add_state(arena, v, "step", &one, v->step, &file, tensors));
+    for (int s = 0; s < OMC_OPTIM_STATES; s++)
+      if (v->state[s])
+        OMC_TRY(add_state(arena, v, t->states[s], &type, v->state[s], &file, tensors));
+  }
+  return omc_safetensors_write(path, &file);
+}
+
+omc_status omc_trainer_save(const omc_trainer *t, const char *path) {
+  omc_arena arena;
+  omc_arena_init(&arena, omc_default_allocator());
+  const omc_status status = save(t, path, &arena);
+  omc_arena_deinit(&arena);
+  return status;
+}
