@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest pytest-modules pytest-others device fuzz fuzz-stale fuzz-inside test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
+.PHONY: demo test library ctest asan tsan fuzz-text pytest pytest-modules pytest-others device fuzz fuzz-stale fuzz-inside test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -24,6 +24,10 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt2.py $(ARGS)
 
 test: lint ctest asan tsan fuzz-text pytest
+
+# The C library that trains without Python, and its headers; ARGS=--prefix=/usr/local to have them there.
+library: $(VENV)/installed
+	$(BIN)/python setup.py -q library $(ARGS)
 
 ctest: $(VENV)/tools
 	$(BIN)/python setup.py -q ctest --werror
@@ -106,13 +110,13 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'tests/*.[ch]' 'tests/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'examples/*.c' 'tests/*.[ch]' 'tests/*.cpp')
 	$(BIN)/python tests/cuda/check.py --found --every 20 --architectures sm_90
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'tests/*.[ch]' 'tests/*.cpp')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'examples/*.c' 'tests/*.[ch]' 'tests/*.cpp')
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist *.egg-info python/ortmodule_c/*.so

@@ -62,7 +62,7 @@ static double run_epoch(omc_trainer *trainer, const omc_named_tensor *const *dat
     }
     double loss;
     check(omc_trainer_step(trainer, inputs, &loss, NULL));
-    check(omc_trainer_update(trainer, 0));
+    check(omc_trainer_update(trainer));
     sum += loss;
   }
   return steps ? sum / (double)steps : 0;

@@ -19,7 +19,7 @@ typedef struct omc_type {
 
 /* Number of elements: 1 for rank 0, 0 if any dim is 0; INT64_MAX if there are more. Only for shapes
  * without -1. */
-int64_t omc_shape_numel(const omc_shape *shape);
+OMC_API int64_t omc_shape_numel(const omc_shape *shape);
 
 /* Product of dims[from .. to-1], in the same way. */
 int64_t omc_shape_span(const omc_shape *shape, int32_t from, int32_t to);
@@ -42,12 +42,12 @@ void omc_broadcast_strides(const omc_shape *from, const omc_shape *to, int64_t *
 omc_status omc_axis(int64_t axis, int32_t rank, const char *what, int32_t *out) OMC_MUST_USE;
 
 /* Bytes of a dense tensor; OMC_ESHAPE if a dim is negative or they are more than PTRDIFF_MAX. */
-omc_status omc_type_bytes(const omc_type *type, size_t *out) OMC_MUST_USE;
+OMC_API omc_status omc_type_bytes(const omc_type *type, size_t *out) OMC_MUST_USE;
 
 /* "f32[8,64]", or "[8,64]" for a shape; at most n bytes with the terminating zero, of which
  * OMC_TYPE_TEXT are enough for any. Returns buf. */
 #define OMC_TYPE_TEXT 192
-const char *omc_type_text(const omc_type *type, char *buf, size_t n);
+OMC_API const char *omc_type_text(const omc_type *type, char *buf, size_t n);
 const char *omc_shape_text(const omc_shape *shape, char *buf, size_t n);
 
 /* Reads "f32[8,?]" from the start of n bytes of text (`?` gives -1); *used counts the bytes read.

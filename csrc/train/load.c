@@ -172,6 +172,11 @@ static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
   if (!rule) return OMC_OK;
   if (!omc_optim_rule_find(rule, &t->rule) || t->rule == OMC_RULE_SCALE)
     OMC_FAIL(EUNSUPPORTED, "the optimizer '%s'", rule);
+  const char *const max_norm = omc_safetensors_text(file, "optimizer.max_grad_norm");
+  t->clips = max_norm != NULL;
+  if (max_norm &&
+      (!omc_number_read(max_norm, strlen(max_norm), &t->max_norm) || !(t->max_norm > 0)))
+    OMC_FAIL(EPARSE, "the optimizer's max_grad_norm is '%s'", max_norm);
   OMC_TRY(lines_of(t, "optimizer", ".groups", &lines, &t->n_groups));
   NEW_ARRAY(t, omc_optim_numbers, t->n_groups, t->groups);
   for (uint32_t i = 0; i < t->n_groups; i++) OMC_TRY(read_numbers(lines[i], &t->groups[i]));

@@ -56,7 +56,8 @@ struct omc_trainer {
   omc_optim_numbers *groups;
   const char *states[OMC_OPTIM_STATES]; /* their names in PyTorch; NULL: no more */
   uint32_t n_groups;
-  double lr_factor;
+  bool clips; /* gradients, to max_norm */
+  double max_norm, lr_factor;
   uint64_t seed, steps;
 };
 

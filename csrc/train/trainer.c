@@ -281,7 +281,7 @@ static omc_status begin_states(omc_trainer *t, omc_train_variable *v) {
   return OMC_OK;
 }
 
-static omc_status update(omc_trainer *t, double max_norm, omc_arena *arena) {
+static omc_status update(omc_trainer *t, omc_arena *arena) {
   omc_optim_numbers *const groups = OMC_NEW_ARRAY(arena, omc_optim_numbers, t->n_groups);
   omc_optim_tensor *const tensors = OMC_NEW_ARRAY(arena, omc_optim_tensor, t->n_variables);
   if (!groups || !tensors) OMC_FAIL(ENOMEM, "a step of %u tensors", t->n_variables);
@@ -308,8 +308,8 @@ static omc_status update(omc_trainer *t, double max_norm, omc_arena *arena) {
   const omc_optim_step step = {.rule = t->rule,
                                .tensors = tensors,
                                .n = n,
-                               .clips = max_norm > 0,
-                               .max_norm = max_norm,
+                               .clips = t->clips,
+                               .max_norm = t->max_norm,
                                .norm_type = 2};
   OMC_TRY(omc_optim_check(&step));
   OMC_TRY(t->provider->step(t->provider->ctx, &step, NULL));
@@ -317,12 +317,11 @@ static omc_status update(omc_trainer *t, double max_norm, omc_arena *arena) {
   return OMC_OK;
 }
 
-omc_status omc_trainer_update(omc_trainer *t, double max_norm) {
-  if (!(max_norm >= 0)) OMC_FAIL(EINVALID, "max_norm is %g, expected 0 or more", max_norm);
+omc_status omc_trainer_update(omc_trainer *t) {
   if (!t->n_groups) OMC_FAIL(EINVALID, "the file has no optimizer");
   omc_arena arena;
   omc_arena_init(&arena, omc_default_allocator());
-  const omc_status status = update(t, max_norm, &arena);
+  const omc_status status = update(t, &arena);
   omc_arena_deinit(&arena);
   return status;
 }

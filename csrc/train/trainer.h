@@ -6,7 +6,7 @@
  *   const omc_tensor batch[] = {{pixels, &pixels_type}, {labels, &labels_type}};
  *   for (each batch) {
  *     omc_trainer_step(trainer, batch, &loss, NULL);
- *     omc_trainer_update(trainer, 0);
+ *     omc_trainer_update(trainer);
  *   }
  *   omc_trainer_save(trainer, "model.safetensors");
  *   omc_trainer_close(trainer);
@@ -54,8 +54,8 @@ OMC_API omc_status omc_trainer_step(omc_trainer *trainer, const omc_tensor *inpu
                                     const omc_tensor **outputs) OMC_MUST_USE;
 
 /* One step of the optimizer for the parameters that have gradients, which are dropped after it.
- * max_norm: what their norm is clipped to, all together; 0: it is not. */
-OMC_API omc_status omc_trainer_update(omc_trainer *trainer, double max_norm) OMC_MUST_USE;
+ * Their norm, all together, is clipped to the optimizer's max_grad_norm if it has one. */
+OMC_API omc_status omc_trainer_update(omc_trainer *trainer) OMC_MUST_USE;
 
 /* Drops gradients. */
 OMC_API void omc_trainer_drop_gradients(omc_trainer *trainer);

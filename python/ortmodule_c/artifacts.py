@@ -53,7 +53,7 @@ def save(
     path
         The file.
     model
-        The module, on the CPU; left as it was.
+        The module, on the CPU; left as it was. An :class:`ortmodule_c.ORTModule` has said `precision` and `outputs`.
     example
         Arguments that it is called with, or keyword arguments. The graph is made for their dtypes and sizes; what is
         no tensor is part of it.
@@ -83,6 +83,8 @@ def save(
         )
     module = model.module if isinstance(model, ORTModule) else model
     terms = Terms.of(precision, None)
+    if isinstance(model, ORTModule):
+        terms = terms.over(model._ort_terms)
     examples = {"training": example, "evaluation": example if evaluation_example is None else evaluation_example}
     known = {t: n for n, t in [*module.named_parameters(), *module.named_buffers()]}
     tensors = {_MODEL + name: t for t, name in known.items()}
@@ -117,7 +119,7 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
         texts = file.metadata() or {}
         if texts.get("ortmodule_c") != VERSION:
             raise ValueError(f"{path} was not written by ortmodule_c.artifacts, version {VERSION}")
-        names = [line.split(" ", 1) for line in texts["state_dict"].splitlines()]
+        names = [line.split("\t", 1) for line in texts["state_dict"].splitlines()]
         return {key: file.get_tensor(name) for name, key in names}
 
 
@@ -128,7 +130,7 @@ def _lines(lines: Sequence[str]) -> str:
 def _state_dict_names(module: nn.Module, known: Mapping[Tensor, str]) -> list[str]:
     """For each key of the module's state_dict the file's tensor: keys of tied parameters have one together."""
     state = module.state_dict(keep_vars=True)
-    return [f"{_MODEL}{known[t]} {key}" for key, t in state.items() if isinstance(t, Tensor)]
+    return [f"{_MODEL}{known[t]}\t{key}" for key, t in state.items() if isinstance(t, Tensor)]
 
 
 def _add_optimizer(
@@ -154,6 +156,8 @@ def _add_optimizer(
                 wide = torch.float64 if parameter.dtype is torch.float64 else torch.float32
                 tensors[f"{_OPTIMIZER}{kind}/{name}"] = value.to(wide)
     texts["optimizer"] = optimizer.rule
+    if optimizer.max_grad_norm is not None:
+        texts["optimizer.max_grad_norm"] = repr(float(optimizer.max_grad_norm))
     texts["optimizer.groups"], texts["optimizer.parameters"] = _lines(groups), _lines(parameters)
 
 
@@ -183,7 +187,7 @@ def _add_graph(
     leaves, spec = flatten_call(*arguments.normal(args, kwargs))
     paths = arguments.paths(spec)
     axes = _axes(mode, paths, leaves, dynamic_axes)
-    with waiting(), tracing, quiet(), _in_mode(module, mode == "training"):
+    with waiting(), tracing, quiet(), _in_mode(module, mode == "training"), terms.region(module):
         now = scan(module)
         if now.refusal:
             raise NotExportable(now.refusal)

@@ -191,18 +191,14 @@ class Graphs:
         Where fallbacks are told.
     arguments
         Names of the module's arguments.
-    terms
-        What of the module's results the graphs give, and in how much memory.
     """
 
-    def __init__(
-        self, module: nn.Module, options: DebugOptions, report: FallbackReport, arguments: Arguments, terms: Terms
-    ) -> None:
+    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport, arguments: Arguments) -> None:
         self._module = module
         self._options = options
         self._report = report
         self._arguments = arguments
-        self._terms = terms
+        self._terms = Terms()  # of the graph that is made
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._counting: Counter[tuple[int, str]] = Counter()
@@ -241,8 +237,8 @@ class Graphs:
         for places in changing.open if changing is not None else ():
             yield opened(key, places)
 
-    def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
-        """Export a graph for this call.
+    def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan, terms: Terms) -> Graph:
+        """Export a graph for this call; the terms say what of the module's result it gives, and in how much memory.
 
         Raises
         ------
@@ -252,6 +248,7 @@ class Graphs:
             If the handler of a signal that came meanwhile raised.
         """
         begin = time.perf_counter()
+        self._terms = terms
         with waiting():
             with quiet(), no_collection():
                 graph = self._with_open_numbers(key, leaves, paths, scan)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,11 +143,19 @@ class ORTModule(Wrapper):
             with tracing_lock, waiting():  # which a fork waits for, unlike the locks of an import
                 from .graphs import Graphs
 
-                made = Graphs(
-                    self._ort_module, self._ort_options, self._ort_report, self._ort_arguments, self._ort_terms
-                )
+                made = Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
                 self._ort_made = self._ort_made or made
         return self._ort_made
+
+    @contextlib.contextmanager
+    def _ort_giving(self, outputs: tuple[Hashable, ...]) -> Iterator[None]:
+        """Gives nothing but these outputs in training meanwhile, unless the user has named some."""
+        before = self._ort_terms
+        self._ort_terms = before.over(Terms(outputs=outputs))
+        try:
+            yield
+        finally:
+            self._ort_terms = before
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._ort_terms.precision is None:
@@ -351,7 +360,7 @@ class ORTModule(Wrapper):
         for i, t in enumerate(leaves):
             if type(t) is not Tensor:
                 _check_tensor(t, self._ort_arguments.paths(spec)[i])
-        key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
+        key = (spec, (tensor_key(leaves), now.fingerprint, ambient(), self._ort_terms.outputs))
         graph = self._ort_graphs.find(key, leaves, last, now)
         if graph is None:  # those that there are take no tensors that are refused
             for t, path in zip(leaves, self._ort_arguments.paths(spec), strict=True):
@@ -400,7 +409,7 @@ class ORTModule(Wrapper):
         if now.refusal:
             opaque = isinstance(self._ort_module, torch.jit.ScriptModule)
             raise (NotRunnable if opaque else NotExportable)(now.refusal)
-        return self._ort_graphs.make(key, leaves, paths, now)
+        return self._ort_graphs.make(key, leaves, paths, now, self._ort_terms)
 
     def compile(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: this is compiled. ``.module.compile()`` is there for PyTorch's compiler."""

@@ -6,7 +6,6 @@ Needs transformers and accelerate, which nothing else of this package imports.
 from __future__ import annotations
 
 import enum
-import inspect
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,9 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.training_args import OptimizerNames
 
+from .budget import Budget
 from .optim import FusedAdam
 from .options import DebugOptions, LogLevel
 from .ortmodule import ORTModule
@@ -42,7 +43,7 @@ class ORTTrainingArguments(TrainingArguments):
     optim
         ``"adamw_ort_fused"`` too, which is :class:`ortmodule_c.optim.FusedAdam`.
     use_module_with_loss
-        Has no effect: losses are computed in the C core in any case, with label smoothing too.
+        Has no effect: a model's own loss and that of smoothed labels are computed in the C core in any case.
     save_onnx, onnx_prefix
         Write the graphs as ONNX files to `output_dir`, under names that begin so.
     onnx_log_level
@@ -53,7 +54,8 @@ class ORTTrainingArguments(TrainingArguments):
     Raises
     ------
     ValueError
-        If `optim` is neither of transformers nor of ours, or `optim_args` are given with ours.
+        If `optim` is neither of transformers nor of ours, or `optim_args` are given with ours; if there is no such
+        `onnx_log_level` or `memory_budget`.
     """
 
     optim: str = field(
@@ -78,23 +80,36 @@ class ORTTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        ours = self.optim if self.optim in {*ORTOptimizerNames} else None
+        ours = str(self.optim) if self.optim in {*ORTOptimizerNames} else None
         if ours is not None:
             if self.optim_args:
-                raise ValueError(f"optim_args are {self.optim_args!r}, of which optim={str(ours)!r} takes none")
+                raise ValueError(f"optim_args are {self.optim_args!r}, of which optim={ours!r} takes none")
             self.optim = TrainingArguments.optim  # one that transformers knows
         super().__post_init__()
         if ours is not None:
-            self.optim = ORTOptimizerNames(ours)
+            self.optim = ours
+        if self.memory_budget is not None:  # not bytes, also where a file has it as a whole number
+            self.memory_budget = float(self.memory_budget)
+        Budget.of(self.memory_budget)
+        DebugOptions(log_level=self.onnx_log_level)
 
-    def debug_options(self) -> DebugOptions:
-        """Those of the wrapper."""
-        return DebugOptions(
+    def set_optimizer(self, name: str = TrainingArguments.optim, *more: Any, **named: Any) -> ORTTrainingArguments:
+        """As of ``TrainingArguments``, with the names of ours too."""
+        ours = name in {*ORTOptimizerNames}
+        super().set_optimizer(TrainingArguments.optim if ours else name, *more, **named)
+        if ours:
+            self.optim = str(name)
+        return self
+
+    def wrapped(self, module: nn.Module, suffix: str = "") -> ORTModule:
+        """The module in the C core; names of its files end so."""
+        options = DebugOptions(
             log_level=self.onnx_log_level,
             save_onnx=self.save_onnx,
-            onnx_prefix=self.onnx_prefix or "",
+            onnx_prefix=f"{self.onnx_prefix}{suffix}" if self.onnx_prefix else "",
             save_path=(self.output_dir or "") if self.save_onnx else "",
         )
+        return ORTModule(module, options, memory_budget=self.memory_budget)
 
 
 @dataclass
@@ -107,36 +122,42 @@ class _SmoothedLoss(nn.Module):
 
     def __init__(self, smoother: LabelSmoother) -> None:
         super().__init__()
-        self._smoother: Any = smoother
+        self.smoother: Any = smoother
 
     def forward(self, logits: Tensor, labels: Tensor, shift_labels: bool, items: Tensor | int | None) -> Tensor:
-        loss: Tensor = self._smoother((logits,), labels, shift_labels=shift_labels, num_items_in_batch=items)
+        loss: Tensor = self.smoother((logits,), labels, shift_labels=shift_labels, num_items_in_batch=items)
         return loss
 
 
 class _LabelSmoother(LabelSmoother):
     """A ``LabelSmoother`` that computes its loss in the C core."""
 
-    def __init__(self, smoother: LabelSmoother) -> None:
+    def __init__(self, smoother: LabelSmoother, args: TrainingArguments) -> None:
         super().__init__(smoother.epsilon, smoother.ignore_index)
-        self._loss = ORTModule(_SmoothedLoss(smoother))
+        self._plain = smoother
+        self._loss = _wrapped(_SmoothedLoss(smoother), args, "_loss")
 
     def __call__(
         self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
+        self._plain.epsilon, self._plain.ignore_index = self.epsilon, self.ignore_index
         logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
         loss: Tensor = self._loss(logits, labels, shift_labels, num_items_in_batch)
         return loss
+
+
+def _wrapped(module: nn.Module, args: TrainingArguments, suffix: str = "") -> ORTModule:
+    return args.wrapped(module, suffix) if isinstance(args, ORTTrainingArguments) else ORTModule(module)
 
 
 class ORTTrainer(Trainer):
     """``transformers.Trainer`` whose model runs in the C core, as an :class:`ortmodule_c.ORTModule`.
 
     It takes what that takes, in the same order, a model or `model_init`, and :class:`ORTTrainingArguments` or
-    ``TrainingArguments``. Checkpoints are those of the plain model, and either trainer goes on from those of the other.
-    Where the trainer reads nothing but the loss of a training step, as it does unless `compute_loss` or `training_step`
-    is overridden, `compute_loss_func` is given or labels are smoothed, nothing else is computed for it. A model that is
-    an ORTModule is taken as it is.
+    ``TrainingArguments``. Checkpoints are those of the plain model, and either trainer goes on from those of the other
+    (dropout draws otherwise here). Where a training step has :meth:`compute_loss` give nothing but the loss of a model
+    of transformers, and the wrapper has no hooks, nothing else is computed for it. A model that is an ORTModule is
+    taken as it is.
 
     Examples
     --------
@@ -153,30 +174,44 @@ class ORTTrainer(Trainer):
         if args.n_gpu > 1:
             warnings.warn(f"one process trains on one of {args.n_gpu} GPUs; torchrun starts one for each", stacklevel=2)
             args._n_gpu = 1
-        given = inspect.signature(Trainer).bind_partial(model, args, *more, **named).arguments
-        self._reads_loss_alone = (
-            type(self).compute_loss is Trainer.compute_loss
-            and type(self).training_step is Trainer.training_step
-            and args.label_smoothing_factor == 0
-            and given.get("compute_loss_func") is None
-        )
         self._given = args
         super().__init__(model if model is None else self._wrapped(model), args, *more, **named)
         if self.label_smoother is not None:
-            self.label_smoother: Any = _LabelSmoother(self.label_smoother)
+            self.label_smoother: Any = _LabelSmoother(self.label_smoother, args)
 
     def _wrapped(self, model: nn.Module) -> ORTModule:
-        if isinstance(model, ORTModule):
-            return model
-        outputs = ["loss"] if self._reads_loss_alone and _gives_loss_by_name(model) else None
-        if not isinstance(self._given, ORTTrainingArguments):
-            return ORTModule(model, outputs=outputs)
-        options = self._given.debug_options()
-        return ORTModule(model, options, outputs=outputs, memory_budget=self._given.memory_budget)
+        if not isinstance(model, ORTModule):
+            return _wrapped(model, self._given)
+        asked = [n for n in ("memory_budget", "save_onnx") if getattr(self._given, n, None)]
+        if asked:
+            warnings.warn(f"the model is an ORTModule, which {' and '.join(asked)} came too late for", stacklevel=4)
+        return model
 
     def call_model_init(self, trial: Any = None) -> ORTModule:
         """Make a new model with the user's `model_init`, and wrap it."""
         return self._wrapped(super().call_model_init(trial))
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, *more: Any, **named: Any
+    ) -> Any:
+        """As of ``Trainer``; what it does not read of the model's outputs is not computed."""
+        wrapper = self.accelerator.unwrap_model(model)
+        if return_outputs or not isinstance(wrapper, ORTModule) or not self._reads_loss_alone(model, wrapper, inputs):
+            return super().compute_loss(model, inputs, return_outputs, *more, **named)
+        with wrapper._ort_giving(("loss",)):
+            return super().compute_loss(model, inputs, return_outputs, *more, **named)
+
+    def _reads_loss_alone(self, model: nn.Module, wrapper: ORTModule, inputs: dict[str, Any]) -> bool:
+        """Whether ``Trainer.compute_loss`` and nobody else sees the outputs of this call, and takes their loss."""
+        return (
+            model.training
+            and self.label_smoother is None
+            and self.compute_loss_func is None
+            and Trainer.compute_loss.__module__ == Trainer.__module__
+            and not any(m._forward_hooks for m in (model, wrapper))
+            and inputs.get("return_dict", True) is True
+            and _gives_loss_by_name(wrapper.module)
+        )
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, Any]:
@@ -184,15 +219,18 @@ class ORTTrainer(Trainer):
         if args.optim == ORTOptimizerNames.ADAMW_ORT_FUSED:
             betas = (args.adam_beta1, args.adam_beta2)
             return FusedAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        args.optim = OptimizerNames(args.optim)  # a search that began with ours gives strings
         found: tuple[Any, Any] = Trainer.get_optimizer_cls_and_kwargs(args, model)
         return found
 
 
 def _gives_loss_by_name(model: nn.Module) -> bool:
+    """Whether it is one of transformers' own, which return what has a field `loss` unless told otherwise."""
     base: Any = model
     if hasattr(base, "get_base_model"):  # PEFT's
         base = base.get_base_model()
-    return isinstance(base, PreTrainedModel) and bool(getattr(base.config, "return_dict", False))
+    of_transformers = type(base).forward.__module__.startswith("transformers.")
+    return isinstance(base, PreTrainedModel) and of_transformers and bool(getattr(base.config, "return_dict", False))
 
 
 class ORTSeq2SeqTrainer(ORTTrainer, Seq2SeqTrainer):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -137,32 +137,137 @@ def test_the_optimizer_and_its_groups(tmp_path: Path) -> None:
     ]
 
 
-def test_only_the_loss_is_computed_unless_more_is_read(tmp_path: Path) -> None:
+class Returning(transformers.GPT2LMHeadModel):  # type: ignore[name-defined, misc]
+    """A user's own model, whose forward gives a tuple."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor, **_: Any) -> Any:
+        out = super().forward(input_ids, labels=labels)
+        return out.loss, out.logits
+
+
+def of_users() -> nn.Module:
+    torch.manual_seed(0)
+    return Returning(gpt2().config)
+
+
+class Reading(trainers.ORTTrainer):  # type: ignore[name-defined, misc]
+    """A trainer that reads logits in each step."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(**inputs)
+        self.seen.append(outputs.logits)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+class Predicting(trainers.ORTTrainer):  # type: ignore[name-defined, misc]
+    """A trainer that predicts with dropout."""
+
+    def prediction_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return super().prediction_step(model.train(), *args, **kwargs)
+
+
+class Asking(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
+    """A callback that runs the model between two steps of training."""
+
+    def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        assert model.training and model(torch.zeros(1, 4, dtype=torch.int64)).logits.shape == (1, 4, 64)
+
+
+def loss_func(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    return outputs["logits"].float().logsumexp(-1).mean() + 0 * labels.sum()
+
+
+def without_names(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**shifted(rows[:4]), "decoder_input_ids": None, "return_dict": False}
+
+
+def prepared(tmp_path: Path, kind: Any = trainers.ORTTrainer, make: Any = gpt2, said: Any = None, **more: Any) -> Any:
+    args = trainers.ORTTrainingArguments(**settings(tmp_path, **(said or {})))
+    return kind(make(), args, train_dataset=Texts(), eval_dataset=Texts(), **more)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each training call of a wrapper with gradients has given its caller logits."""
+    calls: list[bool] = []
+    run = ORTModule._ort_run
+
+    def spy(self: ORTModule, args: Any, kwargs: Any) -> Any:
+        out = run(self, args, kwargs)
+        if self.training and torch.is_grad_enabled() and isinstance(out, dict):
+            calls.append(out.get("logits") is not None)
+        return out
+
+    monkeypatch.setattr(ORTModule, "_ort_run", spy)
+    return calls
+
+
+def test_a_training_step_computes_no_logits_and_other_calls_do(tmp_path: Path, given: list[bool]) -> None:
+    trainer = prepared(tmp_path)
+    trainer.train()
+    assert given == [False] * 4
+    assert trainer.model.train()(torch.zeros(1, 4, dtype=torch.int64)).logits is not None
+    Reading.seen.clear()
+    reading = prepared(tmp_path, Reading)
+    reading.train()
+    assert len(Reading.seen) >= 4 and all(isinstance(logits, Tensor) for logits in Reading.seen)
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (gpt2, {"compute_loss_func": loss_func}),
+        (gpt2, {"data_collator": without_names}),
+        (of_users, {}),
+    ],
+    ids=["loss_func", "return_dict=False", "tuple"],
+)
+def test_a_step_that_reads_more_is_given_more(tmp_path: Path, make: Any, more: Any) -> None:
+    args = transformers.TrainingArguments(**settings(tmp_path, eval_strategy="no"))
+    plain = transformers.Trainer(make(), args, train_dataset=Texts(), **more)
+    plain.train()
+    ours = prepared(tmp_path, make=make, said={"eval_strategy": "no"}, **more)
+    ours.train()
+    close(history(ours)["loss"], history(plain)["loss"])
+
+
+def test_what_looks_on_sees_the_outputs(tmp_path: Path, given: list[bool]) -> None:
+    """Callbacks, a hook on the model, predictions in training mode, and a trainer that is changed before it trains."""
+    prepared(tmp_path, callbacks=[Asking()]).train()
+    trainer = prepared(tmp_path)
     seen: list[Any] = []
+    hook = trainer.model.register_forward_hook(lambda _module, _args, out: seen.append(out.logits))
+    trainer.train()
+    assert len(seen) >= 4 and all(isinstance(logits, Tensor) for logits in seen)
+    hook.remove()
+    assert prepared(tmp_path, Predicting).predict(Texts()).predictions.shape[-1] == 64
+    trainer.compute_loss_func = loss_func
+    trainer.train()
+    given.clear()
+    again = trainers.ORTTrainer(
+        trainer.model,
+        trainers.ORTTrainingArguments(**settings(tmp_path, label_smoothing_factor=0.1)),
+        shifted,
+        Texts(),
+        Texts(),
+    )
+    again.train()
+    assert given == [True] * 4
 
-    class Reading(trainers.ORTTrainer):  # type: ignore[name-defined, misc]
-        def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-            outputs = model(**inputs)
-            seen.append(outputs.logits)
-            return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def loss_func(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        seen.append(outputs["logits"])
-        return outputs["logits"].float().logsumexp(-1).mean() + 0 * labels.sum()
-
-    ids = torch.randint(64, (2, 12))
-    for kind, more, is_given in [
-        (trainers.ORTTrainer, {}, False),
-        (Reading, {}, True),
-        (trainers.ORTTrainer, {"compute_loss_func": loss_func}, True),
-    ]:
-        args = trainers.ORTTrainingArguments(**settings(tmp_path))
-        trainer = kind(gpt2(), args, train_dataset=Texts(), eval_dataset=Texts(), **more)
-        outputs = trainer.model.train()(input_ids=ids, labels=ids)
-        assert (outputs.logits is not None) == is_given
-        assert trainer.model.eval()(input_ids=ids, labels=ids).logits is not None
-        trainer.train()
-    assert len(seen) >= 8 and all(isinstance(logits, Tensor) for logits in seen)
+def test_a_smoothed_loss_has_the_options_and_the_smoothing_of_now(tmp_path: Path) -> None:
+    said = {"label_smoothing_factor": 0.1, "memory_budget": 0.5, "save_onnx": True, "onnx_prefix": "net"}
+    trainer = prepared(tmp_path, said=said, data_collator=shifted)
+    trainer.train()
+    names = {p.name for p in tmp_path.glob("*.onnx")}
+    assert {"net_joint_training.onnx", "net_loss_joint_training.onnx"} <= names
+    logits, labels = torch.randn(2, 5, 8), torch.randint(8, (2, 5))
+    for epsilon in (0.1, 0.4):
+        trainer.label_smoother.epsilon = epsilon
+        wanted = transformers.trainer_pt_utils.LabelSmoother(epsilon)((logits,), labels)
+        close(trainer.label_smoother((logits,), labels), wanted)
 
 
 def test_a_model_made_by_the_trainer_and_one_that_is_wrapped(tmp_path: Path) -> None:
@@ -176,6 +281,9 @@ def test_a_model_made_by_the_trainer_and_one_that_is_wrapped(tmp_path: Path) -> 
     close(states[1], states[0])
     wrapper = ORTModule(gpt2(), outputs=["loss"])
     assert trainers.ORTTrainer(wrapper, args, train_dataset=Texts(), eval_dataset=Texts()).model is wrapper
+    args = trainers.ORTTrainingArguments(**settings(tmp_path, memory_budget=0.5))
+    with pytest.warns(UserWarning, match="the model is an ORTModule, which memory_budget came too late for"):
+        trainers.ORTTrainer(wrapper, args, train_dataset=Texts(), eval_dataset=Texts())
 
 
 def test_graphs_are_written(tmp_path: Path) -> None:
@@ -193,7 +301,12 @@ def test_arguments_are_parsed_and_written(tmp_path: Path) -> None:
     assert (args.optim, args.memory_budget, args.save_onnx) == ("adamw_ort_fused", 0.5, False)
     assert args.to_dict()["optim"] == "adamw_ort_fused" and '"optim": "adamw_ort_fused"' in args.to_json_string()
     [again] = parser.parse_dict({"output_dir": str(tmp_path), "optim": args.optim, "use_cpu": True})
-    assert again.optim is args.optim
+    assert again.optim == args.optim
+    assert args.set_optimizer("sgd").set_optimizer("adamw_ort_fused", learning_rate=0.5).optim == "adamw_ort_fused"
+    assert args.learning_rate == 0.5
+    args.optim = "sgd"  # as a search over hyperparameters sets it
+    assert trainers.ORTTrainer.get_optimizer_cls_and_kwargs(args)[0] is torch.optim.SGD
+    assert trainers.ORTTrainingArguments(str(tmp_path), memory_budget=1, use_cpu=True).memory_budget == 1.0
     assert trainers.ORTSeq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, use_cpu=True).optim
 
 
@@ -205,6 +318,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     args = trainers.ORTTrainingArguments(str(tmp_path), save_onnx=True, use_cpu=True)
     with pytest.raises(ValueError, match="onnx_prefix is empty"):
         trainers.ORTTrainer(gpt2(), args)
-    args = trainers.ORTTrainingArguments(str(tmp_path), memory_budget=2.0, use_cpu=True)
     with pytest.raises(ValueError, match=r"memory_budget is 2\.0"):
-        trainers.ORTTrainer(gpt2(), args)
+        trainers.ORTTrainingArguments(str(tmp_path), memory_budget=2.0, use_cpu=True)
+    with pytest.raises(ValueError, match="log_level"):
+        trainers.ORTTrainingArguments(str(tmp_path), onnx_log_level="loud", use_cpu=True)

@@ -88,3 +88,32 @@ def test_processes_agree_bit_for_bit() -> None:
         for threads in ("1", "2", "2")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("inner", [1, 3, 8])
+@pytest.mark.parametrize("outer", [1, 2, 8])
+def test_a_backward_of_fewer_threads_than_forward(outer: int, inner: int) -> None:
+    """Memory for sums is that of the plan, whose threads are those of forward."""
+
+    class Picked(nn.Module):
+        def forward(self, table: Tensor, ids: Tensor) -> Tensor:
+            return table.index_select(1, ids)
+
+    torch.manual_seed(0)
+    table = torch.randn(outer, 3001, inner, dtype=torch.bfloat16, requires_grad=True)
+    ids, wrapped = torch.randint(3001, (40,)), ORTModule(Picked())
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in ((2, 2), (2, 1), (1, 2), (3, 1)):
+            table.grad = None
+            torch.set_num_threads(threads[0])
+            y = wrapped(table, ids)
+            torch.set_num_threads(threads[1])
+            y.backward(torch.ones_like(y))
+            found.append(table.grad)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    table.grad = None
+    table.index_select(1, ids).backward(torch.ones_like(y))
+    assert torch.equal(found[0], table.grad)

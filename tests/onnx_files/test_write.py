@@ -129,6 +129,18 @@ def test_a_product_is_what_onnx_composes_it_of(a: tuple[int, ...], b: tuple[int,
     np.testing.assert_allclose(got, (x @ y + (bias if biased else 0)).numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("rest", [(), (3,)], ids=str)
+def test_picking_from_an_axis_on_is_what_onnx_composes_it_of(axis: int, rest: tuple[int, ...]) -> None:
+    x, ids = torch.randn(*(3, 3)[:axis], 4, 3, *rest), torch.tensor([[[3, 0], [1, -1], [-4, 2]]])
+    text = f"input %x : f32[{','.join('?' * x.dim())}]\ninput %i : i64[?,?,2]\n"
+    model = model_of(f"{text}%y = GatherND(%x, %i) {{axis={axis}}}\nreturn %y\n")
+    assert not {n.domain for n in model.graph.node} - {""}
+    (got,) = ReferenceEvaluator(model).run(None, {"x": x.numpy(), "i": ids.numpy()})
+    wanted = x[(*[slice(None)] * axis, *ids.unbind(-1))]
+    np.testing.assert_array_equal(got, wanted.numpy())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [0, 3, 40])
 def test_constants_are_written_to_the_bit(dtype: torch.dtype, n: int) -> None:

@@ -61,17 +61,21 @@ typedef struct picks {
   int64_t table, table_step, beside;
 } picks;
 
-enum { MOST_BESIDE = 16 };
+/* How many lines may be picked from together: of one the ids lie one after the other, else those of
+ * lines beside it are taken in the order in which they lie. */
+static inline int64_t most_beside(const omc_lines_form *p) {
+  enum { MOST = 16 };
+  return p->rank == 0 || p->picked_step == 1 ? 1 : omc_min(p->dims[p->rank - 1], MOST);
+}
 
-/* Of the lines from `line` on: of one if its ids lie one after the other, else of as many before
- * `end` as lie beside it, MOST_BESIDE at most, whose ids are then taken in the order in which they
- * lie. *n: how many lines. */
+/* Of the lines from `line` on and before `end`, as many as may be; *n: how many. */
 static inline picks picks_of(const omc_lines_form *p, int64_t line, int64_t end, int64_t *n) {
   picks all = {.runs = 1, .n = p->n, .step = p->picked_step, .table_step = p->table_step};
   const int32_t last = p->rank - 1;
+  const int64_t most = most_beside(p);
   *n = 1;
-  if (last >= 0 && p->picked_step != 1) {
-    *n = omc_min(omc_min(end - line, p->dims[last] - line % p->dims[last]), MOST_BESIDE);
+  if (most > 1) {
+    *n = omc_min(omc_min(end - line, p->dims[last] - line % p->dims[last]), most);
     all.runs = p->n, all.run_step = p->picked_step;
     all.n = *n, all.step = p->picked[last], all.beside = p->table[last];
   }
@@ -86,9 +90,9 @@ static inline picks picks_of(const omc_lines_form *p, int64_t line, int64_t end,
 
 /* Rows of few columns are added up one element after the other, all rows of an outer index in one
  * go: nothing is then known of which ids name the same row. */
-enum { FEW_COLUMNS = 8 };
-static inline bool by_elements(const omc_rows_form *p, int threads) {
-  return p->inner <= FEW_COLUMNS && p->outer >= threads && !p->by_freq;
+static inline bool by_elements(const omc_rows_form *p) {
+  enum { FEW_COLUMNS = 8, MANY_OUTER = 8 };
+  return p->inner <= FEW_COLUMNS && p->outer >= MANY_OUTER && !p->by_freq;
 }
 
 #ifdef OMC_VARIANT
@@ -226,7 +230,7 @@ OMC_KERNEL(ScatterRows, args) {
   OMC_TRY(omc_row_ids(args, &j.rows));
   begin(args);
   void *const scratch = (char *)args->workspace + ids_bytes(p);
-  if (by_elements(p, args->threads)) {
+  if (by_elements(p)) {
     j.scratch = scratch;
     omc_parallel_for(p->outer, omc_grain(OMC_GRAIN_ELEMENTS, (p->n + p->dim) * p->inner),
                      args->threads, scatter_elements, &j);
@@ -278,7 +282,7 @@ OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *
 static void scatter_lines(omc_range range, void *ctx) {
   const lines_job *j = ctx;
   const omc_lines_form *p = j->p;
-  acc_t *const scratch = j->scratch + range.thread * p->dim * MOST_BESIDE;
+  acc_t *const scratch = j->scratch + range.thread * p->dim * most_beside(p);
   for (int64_t line = range.begin, lines; line < range.end; line += lines) {
     const picks all = picks_of(p, line, range.end, &lines);
     acc_t *const sums = sums_of(j->dst + all.table, scratch);
@@ -381,19 +385,19 @@ typedef void (*pick_fn)(void *dst, const void *src, const ids *at, const picks *
       to[at] = from[table + (id < 0 ? id + dim : id) * p.table_step];    \
     }                                                                    \
   }
-#define PICKER(T)                                                                     \
-  static void pick_##T(void *dst, const void *src, const ids *of, const picks *all) { \
-    typedef T element __attribute__((may_alias));                                     \
-    const picks p = *all;                                                             \
-    const int64_t dim = of->dim;                                                      \
-    const int64_t *const wide = of->data;                                             \
-    const int32_t *const narrow = of->data;                                           \
-    element *const to = dst;                                                          \
-    const element *const from = src;                                                  \
-    if (of->wide)                                                                     \
-      PICK_LOOP(T, wide)                                                              \
-    else                                                                              \
-      PICK_LOOP(T, narrow)                                                            \
+#define PICKER(T)                                                                        \
+  static void pick_##T(void *dst, const void *src, const ids *of, const picks *all) {    \
+    typedef T element __attribute__((may_alias, aligned(1))); /* a row of several too */ \
+    const picks p = *all;                                                                \
+    const int64_t dim = of->dim;                                                         \
+    const int64_t *const wide = of->data;                                                \
+    const int32_t *const narrow = of->data;                                              \
+    element *const to = dst;                                                             \
+    const element *const from = src;                                                     \
+    if (of->wide)                                                                        \
+      PICK_LOOP(T, wide)                                                                 \
+    else                                                                                 \
+      PICK_LOOP(T, narrow)                                                               \
   }
 PICKER(uint8_t)
 PICKER(uint16_t)
@@ -504,7 +508,7 @@ static size_t gather_workspace(const omc_node *node, const void *params, int thr
 
 static size_t scatter_workspace(const omc_node *node, const void *params, int threads) {
   const omc_rows_form *p = params;
-  if (by_elements(p, threads))
+  if (by_elements(p))
     return ids_bytes(p) + omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * p->inner * threads);
   const int64_t links = n_rows(p) + n_ids(p) + (p->by_freq ? p->dim : 0);
   return ids_bytes(p) + (size_t)links * sizeof(int64_t);
@@ -512,7 +516,7 @@ static size_t scatter_workspace(const omc_node *node, const void *params, int th
 
 static size_t lines_workspace(const omc_node *node, const void *params, int threads) {
   const omc_lines_form *p = params;
-  return omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * MOST_BESIDE * threads);
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * most_beside(p) * threads);
 }
 
 /* An op that picks, and its gradient. */

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ _SAY_NOTHING = {
     ("Elu", "scale"): 1,
     ("Gather", "strict"): 0,
     ("GatherElements", "strict"): 0,
+    ("GatherND", "axis"): 0,
     ("ReduceMax", "nan_ties"): 0,
     ("ReduceMin", "nan_ties"): 0,
     ("Softplus", "beta"): 1,
@@ -120,32 +122,65 @@ class _Writer:
         return infos
 
     def _parts(self, node: Node) -> list[Node]:
-        """What ONNX composes a product of that has transposed operands and a bias; any other node as it is."""
+        """What ONNX composes a node of, if it has other ops for it; any other node as it is."""
         given = {a.name: a.value for a in node.attributes}
+        parts: list[Node] = []
+        if node.op == "FusedMatMul" and node.outputs[0] is not None:
+            parts = self._product(node, given)
+        elif node.op == "GatherND" and given.get("axis") and node.outputs[0] is not None:
+            parts = self._gather(node, given["axis"])
+        return parts or [node]
+
+    def _part(
+        self, node: Node, op: str, inputs: Sequence[str | None], name: str, kind: Type | None, *said: Any
+    ) -> Node:
+        """One of those that stand for `node`; its name is used by another."""
+        self._used.add(name)
+        return Node(op, node.name, node.phase, list(inputs), [(name, kind)], said)
+
+    def _product(self, node: Node, given: dict[str, Any]) -> list[Node]:
+        """A product that has transposed operands and a bias."""
         turned = [bool(given.get(name)) for name in ("transA", "transB")]
         ranks = [self._rank(v) for v in node.inputs[:2]]
         is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=False))
-        if node.op != "FusedMatMul" or given.get("alpha", 1) != 1 or is_open or node.outputs[0] is None:
-            return [node]
-        if "to" in given or len({self._dtype(v) for v in node.inputs[:2]}) > 1:
-            return [node]
+        if given.get("alpha", 1) != 1 or is_open or "to" in given or len({self._dtype(v) for v in node.inputs[:2]}) > 1:
+            return []
         parts = []
-
-        def add(op: str, inputs: list[str | None], name: str, kind: Type | None, *said: Attribute) -> str:
-            self._used.add(name)
-            parts.append(Node(op, node.name, node.phase, inputs, [(name, kind)], said))
-            return name
-
+        assert node.outputs[0] is not None
         result, kind = node.outputs[0]
         *operands, bias = [*node.inputs, None][:3]
         for i, rank in enumerate(ranks):
             if turned[i] and rank is not None and rank > 1:
                 perm = Attribute("perm", "INTS", [*range(rank - 2), rank - 1, rank - 2])
-                operands[i] = add("Transpose", [operands[i]], f"{result}:{i}", None, perm)
-        product = add("MatMul", operands, result if bias is None else f"{result}:product", kind)
+                parts.append(self._part(node, "Transpose", [operands[i]], f"{result}:{i}", None, perm))
+                operands[i] = f"{result}:{i}"
+        product = result if bias is None else f"{result}:product"
+        parts.append(self._part(node, "MatMul", operands, product, kind))
         if bias is not None:
-            add("Add", [product, bias], result, kind)
+            parts.append(self._part(node, "Add", [product, bias], result, kind))
         return parts
+
+    def _gather(self, node: Node, axis: int) -> list[Node]:
+        """Picking by index along axes that are not the first."""
+        x, ids = node.inputs[:2]
+        rank, rank_of_ids, depth = self._rank(x), self._rank(ids), self._last_dim(ids)
+        if rank is None or rank_of_ids is None or depth is None:
+            return []
+        assert node.outputs[0] is not None
+        result, kind = node.outputs[0]
+        k, last = rank_of_ids - 1, axis + depth
+        there = Attribute("perm", "INTS", [*range(axis, last), *range(axis), *range(last, rank)])
+        back = Attribute("perm", "INTS", [*range(k, k + axis), *range(k), *range(k + axis, k + rank - depth)])
+        return [
+            self._part(node, "Transpose", [x], f"{result}:0", None, there),
+            self._part(node, "GatherND", [f"{result}:0", ids], f"{result}:1", None),
+            self._part(node, "Transpose", [f"{result}:1"], result, kind, back),
+        ]
+
+    def _last_dim(self, value: str | None) -> int | None:
+        """The size of a value's last dim, if that is known."""
+        dims = self._types[value].tensor_type.shape.dim if value in self._types and self._rank(value) else []
+        return dims[-1].dim_value if dims and dims[-1].HasField("dim_value") else None
 
     def _rank(self, value: str | None) -> int | None:
         """How many dims a value has, if that is known."""

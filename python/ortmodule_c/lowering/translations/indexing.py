@@ -50,7 +50,7 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
     columns = [b.unsqueeze(b.expand(v, shape), len(shape)) for v in ids]
     table = b.emit("Concat", *columns, axis=len(shape))
     if axes == list(range(axes[0], axes[0] + len(axes))):
-        return b.emit("GatherND", x, table, axis=axes[0])
+        return b.emit("GatherND", x, table, **({"axis": axes[0]} if axes[0] else {}))
     rest = [a for a in range(x.rank) if a not in axes]
     return b.emit("GatherND", b.transpose(x, axes + rest), table)
 

@@ -1,0 +1,247 @@
+"""Files of ``ortmodule_c.artifacts``, trained by programs in C, beside PyTorch."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortmodule_c import NotExportable, ORTModule, artifacts
+from ortmodule_c.optim import FusedAdam, FusedLamb, FusedSGD
+
+ROOT = Path(__file__).parents[2]
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+Make = Callable[[Iterator[nn.Parameter]], Any]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the programs, linked to an installed library."""
+    prefix = tmp_path_factory.mktemp("library")
+    build = [sys.executable, "setup.py", "-q", "library", f"--prefix={prefix}"]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    place = [f"-I{prefix}/include/ortmodule_c", f"-L{prefix}/lib", f"-Wl,-rpath,{prefix}/lib", "-lortmodule_c"]
+    for source in ("examples/train.c", "tests/library/run.c"):
+        out = str(prefix / Path(source).stem)
+        compile_ = [os.environ.get("CC", "gcc"), "-std=c11", *WARNINGS, str(ROOT / source), *place, "-o", out]
+        subprocess.run(compile_, check=True)
+    return prefix
+
+
+class Classifier(nn.Module):
+    """Convolution, statistics that are updated, and a loss beside what it is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 9, 5)
+        )
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        logits = self.body(x)
+        return logits if y is None else {"loss": F.cross_entropy(logits, y), "logits": logits}
+
+
+class Language(nn.Module):
+    """Attention, an embedding that is the head too, and a buffer that is no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 11)
+        self.head.weight = self.words.weight
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        logits = self.head(self.layer(self.words(ids), mask, is_causal=True)) * self.scale
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def images() -> dict[str, Tensor]:
+    return {"x": torch.randn(13, 1, 5, 5), "y": torch.randint(5, (13,))}
+
+
+def words() -> dict[str, Tensor]:
+    return {"ids": torch.randint(11, (13, 7))}
+
+
+def train(program: Path, model: Path, data: Path, *more: object) -> list[float]:
+    """The mean losses of the epochs."""
+    command = [str(program / "train"), str(model), str(data), *map(str, more)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [float(line.split()[1]) for line in done.stdout.splitlines()]
+
+
+def epochs(model: nn.Module, optimizer: Any, data: dict[str, Tensor], batch: int, n: int) -> list[float]:
+    """As the program in C."""
+    means = []
+    for _ in range(n):
+        losses = []
+        for at in range(0, 13, batch):
+            out = model(*[t[at : at + batch] for t in data.values()])
+            loss = out["loss"] if isinstance(out, dict) else out
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        means.append(sum(losses) / len(losses))
+    return means
+
+
+OPTIMIZERS: dict[str, tuple[Make, Make]] = {
+    "sgd": (lambda p: FusedSGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (
+        lambda p: FusedSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+    ),
+    # Of what is zero but for rounding Adam makes steps too, unless `eps` is large.
+    "adamw": (lambda p: FusedAdam(p, lr=0.01, eps=1e-3), lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3)),
+    "amsgrad": (
+        lambda p: FusedAdam(p, lr=0.01, eps=1e-3, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, amsgrad=True),
+    ),
+    "lamb": (lambda p: FusedLamb(p, lr=0.01, eps=1e-3), lambda p: FusedLamb(p, lr=0.01, eps=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "data"), [(Classifier, images), (Language, words)])
+def test_a_program_trains_as_pytorch_does(
+    programs: Path, tmp_path: Path, kind: type[nn.Module], data: Callable[[], dict[str, Tensor]], name: str
+) -> None:
+    """Batches of another size at the end, states kept from before and from one run of the program to the next."""
+    torch.manual_seed(0)
+    model, given = kind(), data()
+    plain, (make, make_plain) = copy.deepcopy(model), OPTIMIZERS[name]
+    optimizer, theirs = make(model.parameters()), make_plain(plain.parameters())
+    wrapped = ORTModule(model)
+    assert epochs(wrapped, optimizer, given, 4, 1) == pytest.approx(epochs(plain, theirs, given, 4, 1), rel=1e-4)
+
+    file, samples = tmp_path / "model.safetensors", tmp_path / "data.safetensors"
+    example = tuple(t[:4] for t in given.values())
+    artifacts.save(file, wrapped, example, optimizer=optimizer, dynamic_axes={name: [0] for name in given})
+    save_file(given, samples)
+    found = train(programs, file, samples, 4, 2) + train(programs, file, samples, 5, 1)
+    wanted = epochs(plain, theirs, given, 4, 2) + epochs(plain, theirs, given, 5, 1)
+    assert found == pytest.approx(wanted, rel=1e-4)
+    state = artifacts.load_state_dict(file)
+    assert state.keys() == plain.state_dict().keys()
+    model.load_state_dict(state)
+    for key, t in plain.state_dict().items():
+        torch.testing.assert_close(state[key], t, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def run(program: Path, model: Path, inputs: dict[str, Tensor], folder: Path, *seed: int) -> dict[str, Tensor]:
+    save_file(inputs, folder / "in.safetensors")
+    command = [str(program / "run"), str(model), str(folder / "in.safetensors"), str(folder / "out.safetensors")]
+    subprocess.run([*command, *map(str, seed)], check=True)
+    return load_file(folder / "out.safetensors")
+
+
+def test_evaluation_has_arguments_and_outputs_of_its_own(programs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, given, file = Classifier(), images(), tmp_path / "model.safetensors"
+    artifacts.save(
+        file, model, given, evaluation_example={"x": given["x"]}, dynamic_axes={"x": [0], "y": [0]}, precision="fp32"
+    )
+    assert model.training
+    x = torch.randn(3, 1, 5, 5)
+    found = run(programs, file, {"x": x}, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(found, {"output": model.eval()(x)})
+    trained = run(programs, file, {"x": x, "y": torch.tensor([1, 0, 4])}, tmp_path, 1)
+    assert {*trained} == {"loss", "logits"}
+    with torch.no_grad():
+        torch.testing.assert_close(trained["loss"], model.train()(x, torch.tensor([1, 0, 4]))["loss"])
+
+
+def test_in_16_bits_it_is_as_under_autocast(programs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, given, file = Classifier(), images(), tmp_path / "model.safetensors"
+    artifacts.save(file, model, given, precision="bf16")
+    found = run(programs, file, given, tmp_path, 1)
+    wanted = ORTModule(model, precision="bf16")(**given)
+    torch.testing.assert_close(found, {k: v.detach() for k, v in wanted.items()}, rtol=0, atol=0)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(400))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.dropout(x * self.weight, 0.25, self.training)
+        return y.sum(), y
+
+
+def test_dropout_draws_from_the_seed(programs: Path, tmp_path: Path) -> None:
+    file, given = tmp_path / "model.safetensors", {"x": torch.ones(400)}
+    artifacts.save(file, Dropped(), given)
+    one, again, other = (run(programs, file, given, tmp_path, seed)["1"] for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert 200 < int(one.count_nonzero()) < 400
+    assert torch.equal(run(programs, file, given, tmp_path)["1"], given["x"])
+
+
+def test_a_parameter_of_another_group_has_its_numbers(programs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, given = Classifier(), images()
+    plain = copy.deepcopy(model)
+
+    def groups(m: Classifier) -> list[dict[str, Any]]:
+        last = [*m.body[4].parameters()]
+        m.body[1].bias.requires_grad_(False)
+        rest = [p for p in m.parameters() if p.requires_grad and not any(p is q for q in last)]
+        return [{"params": rest, "lr": 0.01}, {"params": last, "lr": 0.2, "weight_decay": 0.1}]
+
+    file, samples = tmp_path / "model.safetensors", tmp_path / "data.safetensors"
+    artifacts.save(file, model, given, optimizer=FusedSGD(groups(model)), dynamic_axes={name: [0] for name in given})
+    save_file(given, samples)
+    found = train(programs, file, samples, 4, 2, 0.5)
+    optimizer = torch.optim.SGD(groups(plain))
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    assert found == pytest.approx(epochs(plain, optimizer, given, 4, 2), rel=1e-4)
+
+
+class Uncounted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.sum()
+        return self.last
+
+
+class Outside(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cpu().sort()[0].sum()
+
+
+def test_what_needs_python_is_refused(tmp_path: Path) -> None:
+    file, x = tmp_path / "model.safetensors", (torch.ones(3),)
+    with pytest.raises(NotExportable, match=r"in training the forward sets .*last"):
+        artifacts.save(file, Uncounted(), x)
+    with pytest.raises(NotExportable, match=r"in training the C core has no kernel for .*sort"):
+        artifacts.save(file, Outside(), x)
+    with pytest.raises(TypeError, match=r"optimizer is a SGD, expected one of ortmodule_c\.optim"):
+        artifacts.save(file, Dropped(), x, optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a parameter of shape \[1\] that the model lacks"):
+        artifacts.save(file, Dropped(), x, optimizer=FusedSGD([nn.Parameter(torch.ones(1))]))
+    with pytest.raises(ValueError, match="dynamic_axes has 'z', expected one of 'x'"):
+        artifacts.save(file, Dropped(), (torch.ones(400),), dynamic_axes={"z": [0]})
+    with pytest.raises(ValueError, match="dynamic_axes has axis 1 of 'x', which has 1 dims"):
+        artifacts.save(file, Dropped(), (torch.ones(400),), dynamic_axes={"x": [1]})
+    assert not file.exists()
+    save_file({"w": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match=r"was not written by ortmodule_c\.artifacts"):
+        artifacts.load_state_dict(file)
