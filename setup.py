@@ -166,9 +166,16 @@ class BuildExt(build_ext):
         flags = [*RELEASE_FLAGS, "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
         include_dirs = [*self.compiler.include_dirs, *ext.include_dirs]
         objects = compile_all(self.compiler, RELEASE, binding, flags, include_dirs)
+        objects = [o for o in objects if Path(o).parent.name != "train"]  # for the library alone
+        exports = Path(RELEASE) / "exports.map"
+        exports.write_text("{ global: PyInit_*; local: *; };\n")
         target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
-            objects, target, libraries=LIBRARIES, extra_postargs=ext.extra_link_args, build_temp=RELEASE
+            objects,
+            target,
+            libraries=LIBRARIES,
+            extra_postargs=[f"-Wl,--version-script={exports}", *ext.extra_link_args],
+            build_temp=RELEASE,
         )
 
 

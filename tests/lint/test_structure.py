@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "plan": {"base", "graph", "ops"},
     "passes": {"base", "graph", "ops", "plan"},
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
+    "train": {"base", "graph", "optim", "plan", "run"},
     "python": {"base", "graph", "ops", "optim", "autodiff", "passes", "plan", "run"},
 }
 SOURCES = sorted(p for kind in ("c", "h", "def") for root in (CSRC, CUDA) for p in root.rglob(f"*.{kind}"))

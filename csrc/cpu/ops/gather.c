@@ -377,13 +377,13 @@ omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
 /* dst[at] is what the id at `at` names of src. */
 typedef void (*pick_fn)(void *dst, const void *src, const ids *at, const picks *all);
 
-#define PICK_LOOP(T, index)                                              \
-  for (int64_t i = 0; i < p.runs; i++) {                                 \
-    int64_t at = p.picked + i * p.run_step, table = p.table;             \
-    for (int64_t k = 0; k < p.n; k++, at += p.step, table += p.beside) { \
-      const int64_t id = index[at];                                      \
-      to[at] = from[table + (id < 0 ? id + dim : id) * p.table_step];    \
-    }                                                                    \
+#define PICK_LOOP(index)                                                      \
+  for (int64_t i_ = 0; i_ < p.runs; i_++) {                                   \
+    int64_t at_ = p.picked + i_ * p.run_step, table_ = p.table;               \
+    for (int64_t k_ = 0; k_ < p.n; k_++, at_ += p.step, table_ += p.beside) { \
+      const int64_t id_ = (index)[at_];                                       \
+      to[at_] = from[table_ + (id_ < 0 ? id_ + dim : id_) * p.table_step];    \
+    }                                                                         \
   }
 #define PICKER(T)                                                                        \
   static void pick_##T(void *dst, const void *src, const ids *of, const picks *all) {    \
@@ -395,9 +395,9 @@ typedef void (*pick_fn)(void *dst, const void *src, const ids *at, const picks *
     element *const to = dst;                                                             \
     const element *const from = src;                                                     \
     if (of->wide)                                                                        \
-      PICK_LOOP(T, wide)                                                                 \
+      PICK_LOOP(wide)                                                                    \
     else                                                                                 \
-      PICK_LOOP(T, narrow)                                                               \
+      PICK_LOOP(narrow)                                                                  \
   }
 PICKER(uint8_t)
 PICKER(uint16_t)
