@@ -224,9 +224,70 @@ static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
     }
     omc_train_variable *const v = s->variables[i] = omc_train_find(t, "", lines[i]);
     if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", lines[i], s->name);
+    if (!omc_type_equal(&v->type, &g->inputs[i]->type))
+      OMC_FAIL(EPARSE, "the tensor '%s' has another type than in the graph of %s", lines[i],
+               s->name);
     s->types[i] = v->type;
     s->in_grads[i] = v->group != OMC_NOBODYS;
   }
+  return OMC_OK;
+}
+
+/* "LEAST MOST", where `?` is no bound. */
+static omc_status read_range(const char *line, omc_train_size *out) {
+  const size_t n = strcspn(line, " ");
+  const char *const most = line + n + (line[n] == ' ');
+  double least = 0, greatest = (double)INT64_MAX;
+  const bool is_open = strcmp(most, "?") == 0;
+  if (!omc_number_read(line, n, &least) || !(least >= 0 && least < 0x1p62) ||
+      (!is_open && (!omc_number_read(most, strlen(most), &greatest) || !(greatest >= least) ||
+                    !(greatest < 0x1p62))))
+    OMC_FAIL(EPARSE, "the range '%s': expected two numbers", line);
+  *out = (omc_train_size){(int64_t)least, is_open ? INT64_MAX : (int64_t)greatest, -1};
+  return OMC_OK;
+}
+
+/* The dims of a given input: `s` and the number of a range for those that are open. */
+static omc_status read_dims(omc_train_side *s, uint32_t i, const char *line) {
+  const omc_shape *const shape = &omc_session_template(s->session)->inputs[s->given[i]]->type.shape;
+  const char *at = line;
+  for (int32_t d = 0; d < shape->rank; d++) {
+    const size_t n = strcspn(at, " ");
+    double size = -1;
+    const bool is_open = at[0] == 's',
+               found = n > is_open && omc_number_read(at + is_open, n - is_open, &size);
+    s->size_of[i][d] = is_open && size >= 0 && size < s->n_sizes ? (int32_t)size : -1;
+    if (!found ||
+        (is_open ? shape->dims[d] >= 0 || s->size_of[i][d] < 0 : size != (double)shape->dims[d]))
+      OMC_FAIL(EPARSE, "the sizes '%s' of '%s' are not those of the graph", line, s->in_names[i]);
+    at += n + (at[n] == ' ');
+  }
+  if (*at) OMC_FAIL(EPARSE, "the sizes '%s' of '%s' are too many", line, s->in_names[i]);
+  return OMC_OK;
+}
+
+static omc_status read_sizes(omc_trainer *t, omc_train_side *s) {
+  const char **lines;
+  uint32_t n;
+  OMC_TRY(lines_of(t, s->name, ".ranges", &lines, &s->n_sizes));
+  NEW_ARRAY(t, omc_train_size, s->n_sizes, s->sizes);
+  for (uint32_t i = 0; i < s->n_sizes; i++) OMC_TRY(read_range(lines[i], &s->sizes[i]));
+  OMC_TRY(lines_of(t, s->name, ".sizes", &lines, &n));
+  if (n != s->n_given)
+    OMC_FAIL(EPARSE, "%s takes %u tensors, and there are sizes of %u", s->name, s->n_given, n);
+  s->size_of = omc_arena_alloc(&t->arena, n, sizeof *s->size_of);
+  if (!s->size_of) OMC_FAIL(ENOMEM, "sizes of %u tensors", n);
+  for (uint32_t i = 0; i < n; i++) OMC_TRY(read_dims(s, i, lines[i]));
+  return OMC_OK;
+}
+
+/* That outputs are written over nothing that the caller gives. */
+static omc_status check_over(const omc_train_side *s) {
+  const omc_graph *const g = omc_session_template(s->session);
+  for (uint32_t k = 0; g->over && k < g->n_outputs; k++)
+    for (uint32_t i = 0; i < s->n_given; i++)
+      if (g->over[k] && g->over[k] == g->inputs[s->given[i]])
+        OMC_FAIL(EPARSE, "%s writes over its input '%s'", s->name, s->in_names[i]);
   return OMC_OK;
 }
 
@@ -256,6 +317,8 @@ static omc_status read_side(omc_trainer *t, omc_mode mode) {
   OMC_TRY(omc_session_create(text, strlen(text), find_constant, s, NULL, t->provider,
                              omc_default_allocator(), MOST_PLANS, &s->session));
   OMC_TRY(read_inputs(t, s));
+  OMC_TRY(read_sizes(t, s));
+  OMC_TRY(check_over(s));
   return read_outputs(t, s, mode);
 }
 

@@ -25,6 +25,11 @@ typedef struct omc_train_variable {
   float *step;
 } omc_train_variable;
 
+/* From what to what an open size may be, and what it is in the present call; -1: not known yet. */
+typedef struct omc_train_size {
+  int64_t least, most, now;
+} omc_train_size;
+
 /* One of the modes: its graph, and the arrays that a call of it needs, by graph input or output. */
 typedef struct omc_train_side {
   const omc_trainer *trainer;
@@ -35,7 +40,10 @@ typedef struct omc_train_side {
   uint32_t *given;       /* n_given: graph inputs that the caller gives */
   const char **in_names; /* of those, and of the results */
   const char **out_names;
-  omc_train_variable **variables; /* NULL: given */
+  uint32_t n_sizes; /* that are open */
+  omc_train_size *sizes;
+  int32_t (*size_of)[OMC_MAX_RANK]; /* of given inputs: which of them a dim is; -1: it is known */
+  omc_train_variable **variables;   /* NULL: given */
   omc_type *types;
   void **data, **lent, **targets;
   void **out_data, **out_at, **grads; /* memory of outputs, where each is, its gradient */

@@ -107,6 +107,26 @@ void omc_trainer_seed(omc_trainer *t, uint64_t seed) { t->seed = seed, t->steps 
 
 /* ---- running ---- */
 
+/* Whether the open sizes of an input are in their ranges, and as in those before it. */
+static omc_status check_sizes(const omc_train_side *s, uint32_t i, const omc_shape *shape) {
+  for (int32_t d = 0; d < shape->rank; d++) {
+    if (s->size_of[i][d] < 0) continue;
+    omc_train_size *const size = &s->sizes[s->size_of[i][d]];
+    const int64_t now = shape->dims[d];
+    if (size->now < 0) size->now = now;
+    if (now != size->now)
+      OMC_FAIL(ESHAPE, "the size %d of the input '%s' of %s is %lld, where it was %lld before", d,
+               s->in_names[i], s->name, (long long)now, (long long)size->now);
+    if (now < size->least)
+      OMC_FAIL(ESHAPE, "the size %d of the input '%s' of %s is %lld, expected %lld or more", d,
+               s->in_names[i], s->name, (long long)now, (long long)size->least);
+    if (now > size->most)
+      OMC_FAIL(ESHAPE, "the size %d of the input '%s' of %s is %lld, expected %lld at most", d,
+               s->in_names[i], s->name, (long long)now, (long long)size->most);
+  }
+  return OMC_OK;
+}
+
 static omc_status check_given(const omc_train_side *s, uint32_t i, const omc_tensor *given) {
   const omc_type *const type = given->type;
   const omc_type *const want = &omc_session_template(s->session)->inputs[s->given[i]]->type;
@@ -123,11 +143,12 @@ static omc_status check_given(const omc_train_side *s, uint32_t i, const omc_ten
                     omc_type_text(want, b, sizeof b));
   if (!given->data && omc_shape_numel(&type->shape) > 0)
     OMC_FAIL(EINVALID, "the input '%s' of %s has no data", s->in_names[i], s->name);
-  return OMC_OK;
+  return check_sizes(s, i, &type->shape);
 }
 
 /* Sets the arrays by graph input for a call. */
 static omc_status take_inputs(omc_train_side *s, const omc_tensor *inputs) {
+  for (uint32_t i = 0; i < s->n_sizes; i++) s->sizes[i].now = -1;
   for (uint32_t i = 0; i < s->n_given; i++) {
     OMC_TRY(check_given(s, i, &inputs[i]));
     s->types[s->given[i]] = *inputs[i].type;

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
-from .capture.shapes import Axes
+from .capture.shapes import Axes, Fit
 from .errors import NotExportable
 from .flatten import flatten_call, leaf_paths
 from .guards.held import scan
@@ -185,6 +185,7 @@ def _add_graph(
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     arguments = Arguments(module)
     leaves, spec = flatten_call(*arguments.normal(args, kwargs))
+    leaves = [t.detach().contiguous() for t in leaves]  # as they will lie
     paths = arguments.paths(spec)
     axes = _axes(mode, paths, leaves, dynamic_axes)
     with waiting(), tracing, quiet(), _in_mode(module, mode == "training"), terms.region(module):
@@ -194,11 +195,14 @@ def _add_graph(
         captured = capture(module, terms, spec, leaves, paths, now, axes)
         lowered = lower(captured)
     _refuse_what_needs_python(mode, captured, lowered)
+    dims, ranges = _sizes(mode, captured, paths, axes)
     text, constants = to_text(lowered.model)
     tensors.update({f"{mode}/{name}": t for name, t in constants.items()})
     inputs = [f">{path}" for path in paths] + [_MODEL + name for name in captured.names[len(paths) :]]
     texts[mode] = text
     texts[f"{mode}.inputs"] = _lines(inputs)
+    texts[f"{mode}.sizes"] = _lines([" ".join(map(str, of)) for of in dims])
+    texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for least, most in ranges])
     texts[f"{mode}.outputs"] = _lines(_output_names(mode, captured, lowered))
 
 
@@ -214,6 +218,19 @@ def _axes(mode: str, paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Ma
                 raise ValueError(f"dynamic_axes has axis {axis} of {path!r}, which has {leaf.dim()} dims")
         found.append(tuple(sorted({axis % leaf.dim() for axis in dynamic.get(path, ())})))
     return tuple(found)
+
+
+def _sizes(
+    mode: str, captured: Captured, paths: Sequence[str], axes: Axes
+) -> tuple[list[list[int | str]], list[tuple[int, int | None]]]:
+    """Those of the arguments, and the ranges of open ones."""
+    fit = Fit([n.meta["val"] for n in captured.placeholders()[0][: len(paths)]])
+    for i, axis in sorted(fit.pinned(axes)):
+        raise NotExportable(f"in {mode} the size of {paths[i]!r} along axis {axis} cannot be left open")
+    try:
+        return fit.plain()
+    except NotExportable as error:
+        raise NotExportable(f"in {mode} {error}") from None
 
 
 def _refuse_what_needs_python(mode: str, captured: Captured, lowered: Lowered) -> None:

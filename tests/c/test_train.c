@@ -116,7 +116,7 @@ static const char *const evaluation =
     "%z = Mul(%y, %two)\n"
     "return %z\n";
 
-enum { N_TEXTS = 11 };
+enum { N_TEXTS = 15 };
 
 static void describe(omc_named_text *texts) {
   const omc_named_text all[N_TEXTS] = {
@@ -131,6 +131,10 @@ static void describe(omc_named_text *texts) {
       {"optimizer.groups", "lr=0.5 momentum=0.5\n"},
       {"optimizer.parameters", "0 w\n"},
       {"optimizer.max_grad_norm", "1e9"},
+      {"training.sizes", "s0 3\n"},
+      {"training.ranges", "1 5\n"},
+      {"evaluation.sizes", "s0 3\n"},
+      {"evaluation.ranges", "0 ?\n"},
   };
   memcpy(texts, all, sizeof all);
 }
@@ -270,6 +274,13 @@ TEST(train_inputs_that_do_not_fit_are_named) {
     CHECK_INT(omc_trainer_step(trainer, &bad[i], NULL, NULL), want[i]);
     CHECK_CONTAINS(omc_status_detail(), "the input 'x' of training");
   }
+  const omc_type none = {OMC_F32, {2, {0, 3}}}, many = {OMC_F32, {2, {6, 3}}};
+  for (int i = 0; i < 2; i++) {
+    const omc_tensor out_of_range = {x, i ? &many : &none};
+    CHECK_STATUS(omc_trainer_step(trainer, &out_of_range, NULL, NULL), ESHAPE);
+    CHECK_CONTAINS(omc_status_detail(), "the size 0 of the input 'x' of training is");
+    CHECK_CONTAINS(omc_status_detail(), i ? "6, expected 5 at most" : "0, expected 1 or more");
+  }
   CHECK_FLOAT(step(trainer, 1), 6);
   omc_trainer_drop_gradients(trainer);
   CHECK_OK(omc_trainer_update(trainer));
@@ -303,6 +314,20 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
       {9, "0 seen\n", OMC_EPARSE, "'seen' is no tensor of floats"},
       {9, "0 w\n0 w\n", OMC_EPARSE, "comes twice"},
       {10, "0", OMC_EPARSE, "max_grad_norm is '0'"},
+      {1, "input %x : f32[?,3]\ninput %w : f32[2]\ninput %seen : i64[]\nreturn %x\n", OMC_EPARSE,
+       "'model/w' has another type than in the graph of training"},
+      {1,
+       "input %x : f32[?,3]\ninput %w : f32[3]\ninput %seen : i64[]\n%y = Mul(%x, %w)\n"
+       "%l = Exp(%w)\nreturn %l, %w, %y over %x\n",
+       OMC_EPARSE, "training writes over its input 'x'"},
+      {11, "", OMC_EPARSE, "takes 1 tensors, and there are sizes of 0"},
+      {11, "s0\n", OMC_EPARSE, "are not those of the graph"},
+      {11, "s1 3\n", OMC_EPARSE, "are not those of the graph"},
+      {11, "4 3\n", OMC_EPARSE, "are not those of the graph"},
+      {11, "s0 3 3\n", OMC_EPARSE, "are too many"},
+      {12, "5 1\n", OMC_EPARSE, "the range '5 1'"},
+      {12, "1\n", OMC_EPARSE, "the range '1'"},
+      {12, "-1 ?\n", OMC_EPARSE, "the range '-1 ?'"},
   };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_named_text texts[N_TEXTS];

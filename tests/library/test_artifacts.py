@@ -68,11 +68,11 @@ class Language(nn.Module):
 
 
 def images() -> dict[str, Tensor]:
-    return {"x": torch.randn(13, 1, 5, 5), "y": torch.randint(5, (13,))}
+    return {"x": torch.randn(14, 1, 5, 5), "y": torch.randint(5, (14,))}
 
 
 def words() -> dict[str, Tensor]:
-    return {"ids": torch.randint(11, (13, 7))}
+    return {"ids": torch.randint(11, (14, 7))}
 
 
 def train(program: Path, model: Path, data: Path, *more: object) -> list[float]:
@@ -88,7 +88,7 @@ def epochs(model: nn.Module, optimizer: Any, data: dict[str, Tensor], batch: int
     means = []
     for _ in range(n):
         losses = []
-        for at in range(0, 13, batch):
+        for at in range(0, 14, batch):
             out = model(*[t[at : at + batch] for t in data.values()])
             loss = out["loss"] if isinstance(out, dict) else out
             optimizer.zero_grad()
@@ -216,6 +216,35 @@ def test_a_parameter_of_another_group_has_its_numbers(programs: Path, tmp_path: 
     assert found == pytest.approx(epochs(plain, optimizer, given, 4, 2), rel=1e-4)
 
 
+class Asking(nn.Module):
+    """Whose forward is another for few rows, and which two arguments have the same number of."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum() if x.shape[0] > 4 else (x + y).sum()
+
+
+def test_a_size_for_another_graph_is_refused(programs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    artifacts.save(file, Asking(), (torch.ones(6, 3), torch.ones(6, 3)), dynamic_axes={"x": [0], "y": [0]})
+
+    def said(x: Tensor, y: Tensor) -> str:
+        save_file({"x": x, "y": y}, tmp_path / "in.safetensors")
+        command = [programs / "run", file, tmp_path / "in.safetensors", tmp_path / "out.safetensors"]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+
+    assert said(torch.ones(5, 3), torch.ones(5, 3)) == ""
+    assert load_file(tmp_path / "out.safetensors")["output"] == 15
+    assert "the size 0 of the input 'x' of evaluation is 4, expected 5 or more" in said(
+        torch.ones(4, 3), torch.ones(4, 3)
+    )
+    assert "the size 0 of the input 'y' of evaluation is 6, where it was 5" in said(torch.ones(5, 3), torch.ones(6, 3))
+
+
+class Halving(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(-1, 2).prod(1).sum()
+
+
 class Uncounted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.last = x.sum()
@@ -233,6 +262,10 @@ def test_what_needs_python_is_refused(tmp_path: Path) -> None:
         artifacts.save(file, Uncounted(), x)
     with pytest.raises(NotExportable, match=r"in training the C core has no kernel for .*sort"):
         artifacts.save(file, Outside(), x)
+    with pytest.raises(NotExportable, match=r"in training the forward asks of open sizes, or binds them, that Eq\(Mod"):
+        artifacts.save(file, Halving(), (torch.ones(6),), dynamic_axes={"x": [0]})
+    with pytest.raises(NotExportable, match="in training the size of 'x' along axis 0 cannot be left open"):
+        artifacts.save(file, Halving(), (torch.ones(1, 2),), dynamic_axes={"x": [0]})
     with pytest.raises(TypeError, match=r"optimizer is a SGD, expected one of ortmodule_c\.optim"):
         artifacts.save(file, Dropped(), x, optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a parameter of shape \[1\] that the model lacks"):

@@ -1,11 +1,15 @@
 """Which input shapes a captured graph is valid for."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from ..errors import NotExportable
 
 Sizes = tuple[torch.Size, ...]
 Axes = tuple[tuple[int, ...], ...]  # of each tensor, those whose size is left open
@@ -57,6 +61,30 @@ class Fit:
         dims = zip(self._dims, axes, strict=True)
         return {(i, a) for i, (of, to_open) in enumerate(dims) for a in to_open if isinstance(of[a], int)}
 
+    def plain(self) -> tuple[list[list[int | str]], list[tuple[int, int | None]]]:
+        """The sizes of each tensor, as numbers and as ``s0``, ``s1``, ...; and from what to what each of these may be.
+
+        Raises
+        ------
+        NotExportable
+            If a graph asks more of sizes than that.
+        """
+        symbols: list[Any] = list(dict.fromkeys(d for dims in self._dims for d in dims if not isinstance(d, int)))
+        ranges = {s: self._ranges[s] for s in symbols if s in self._ranges}
+        for asked in [*self._guards, *[s for s in symbols if s not in ranges]]:
+            guard = asked
+            while any(s in self._replacements for s in guard.free_symbols):
+                guard = guard.xreplace(self._replacements)
+            if guard is sympy.true or guard in symbols or not self._of_memory.isdisjoint(guard.free_symbols):
+                continue
+            narrowed = _narrowed(guard, ranges) if isinstance(guard, sympy.Rel) else None
+            if narrowed is None:
+                raise NotExportable(f"the forward asks of open sizes, or binds them, that {guard}")
+            ranges.update(narrowed)
+        names: dict[Any, str] = {s: f"s{i}" for i, s in enumerate(symbols)}
+        bounds = [(int(ranges[s].lower), _finite(ranges[s].upper)) for s in symbols]
+        return [[names.get(d, d) for d in dims] for dims in self._dims], bounds
+
     def _check(self, sizes: Sizes) -> bool:
         bound: dict[sympy.Symbol, int] = {}
         derived: list[tuple[Any, int]] = []
@@ -80,6 +108,28 @@ class Fit:
         if not self._of_memory.isdisjoint(guard.free_symbols):
             return True
         return value_of(guard, bound) in (True, sympy.true)
+
+
+def _finite(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer and bound < sys.maxsize - 1 else None
+
+
+def _narrowed(guard: Any, ranges: dict[Any, ValueRanges[Any]]) -> dict[Any, ValueRanges[Any]] | None:
+    """The ranges in which a guard holds whatever the sizes, as far as that is known; None: it may not hold."""
+
+    def holds(among: dict[Any, ValueRanges[Any]]) -> bool:
+        return guard.free_symbols <= among.keys() and bound_sympy(guard, among).lower is sympy.true
+
+    if holds(ranges):
+        return {}
+    if len(guard.free_symbols) == 1:
+        (symbol,) = guard.free_symbols
+        lower, upper = ranges[symbol].lower, ranges[symbol].upper
+        ends = [n + d for n in guard.atoms(sympy.Integer) for d in (-1, 0, 1) if lower <= n + d <= upper]
+        narrower = [ValueRanges(n, upper) for n in ends] + [ValueRanges(lower, n) for n in ends]
+        found = [{symbol: r} for r in narrower if holds({symbol: r})]
+        return max(found, key=lambda narrow: narrow[symbol].upper - narrow[symbol].lower, default=None)
+    return None
 
 
 class Openings:
