@@ -9,18 +9,11 @@
 
 #include "base/arena.h"
 #include "base/op_id.h"
-#include "base/shape.h"
+#include "base/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* A dense row-major tensor, borrowed. An optional one left out has type NULL. A tensor of zero
- * elements may have data NULL. */
-typedef struct omc_tensor {
-  void *data;
-  const omc_type *type;
-} omc_tensor;
 
 /* Calls into the user's Python for ops without a kernel; filled in by python/, NULL elsewhere.
  * `index` is the node's attribute of that name, `run` identifies the forward/backward pair. */

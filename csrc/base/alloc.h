@@ -7,6 +7,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* `alloc` returns memory aligned for any C type, or NULL when there is none. `free` is given the
  * size asked for and accepts NULL. Both may be called from any thread. */
 typedef struct omc_allocator {
@@ -33,5 +37,9 @@ bool omc_add_size(size_t a, size_t b, size_t *out);
 
 /* Smallest multiple of `to` (a power of two) that is not below `n`; n + to must fit in size_t. */
 static inline size_t omc_round_up(size_t n, size_t to) { return (n + to - 1) & ~(to - 1); }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

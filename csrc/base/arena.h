@@ -4,6 +4,10 @@
 
 #include "base/alloc.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct omc_arena_block omc_arena_block;
 
 typedef struct omc_arena {
@@ -33,5 +37,9 @@ bool omc_arena_holds(const omc_arena *arena, const void *ptr);
 /* Typed forms: OMC_NEW(arena, omc_node) and OMC_NEW_ARRAY(arena, int64_t, n). */
 #define OMC_NEW(arena, type) ((type *)omc_arena_alloc((arena), 1, sizeof(type)))
 #define OMC_NEW_ARRAY(arena, type, n) ((type *)omc_arena_alloc((arena), (size_t)(n), sizeof(type)))
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum {
 #define OMC_DTYPE(name, text, onnx, dl_code, bits, kind) OMC_##name,
 #include "base/dtype.def"
@@ -41,5 +45,9 @@ static inline omc_dtype omc_dtype_acc(omc_dtype d) {
 bool omc_dtype_from_text(const char *text, size_t n, omc_dtype *out);
 bool omc_dtype_from_onnx(int64_t code, omc_dtype *out);
 bool omc_dtype_from_dlpack(uint8_t code, uint8_t bits, omc_dtype *out);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

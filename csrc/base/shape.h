@@ -5,6 +5,10 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define OMC_MAX_RANK 8
 
 typedef struct omc_shape {
@@ -53,5 +57,9 @@ const char *omc_shape_text(const omc_shape *shape, char *buf, size_t n);
 /* Reads "f32[8,?]" from the start of n bytes of text (`?` gives -1); *used counts the bytes read.
  * OMC_EPARSE says what was expected. */
 omc_status omc_type_parse(const char *text, size_t n, omc_type *out, size_t *used) OMC_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -6,6 +6,10 @@
 #ifndef OMC_BASE_STATUS_H
 #define OMC_BASE_STATUS_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum {
 #define OMC_STATUS(code, text, exception) OMC_##code,
 #include "base/status.def"
@@ -36,5 +40,9 @@ OMC_API const char *omc_status_text(omc_status code);
     omc_status omc_try_ = (expr);            \
     if (omc_try_ != OMC_OK) return omc_try_; \
   } while (0)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

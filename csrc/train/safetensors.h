@@ -6,6 +6,10 @@
 #include "base/arena.h"
 #include "base/shape.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct omc_named_tensor {
   const char *name; /* UTF-8 */
   omc_type type;
@@ -39,5 +43,9 @@ OMC_API omc_status omc_safetensors_write(const char *path,
 
 /* NULL: there is none of that name. */
 OMC_API const char *omc_safetensors_text(const omc_safetensors *file, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -3,6 +3,7 @@
 #define OMC_TRAIN_STATE_H
 
 #include "optim/optim.h"
+#include "provider.h"
 #include "run/session.h"
 #include "train/safetensors.h"
 #include "train/trainer.h"

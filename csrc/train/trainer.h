@@ -17,8 +17,11 @@
 #ifndef OMC_TRAIN_TRAINER_H
 #define OMC_TRAIN_TRAINER_H
 
-#include "base/shape.h"
-#include "provider.h"
+#include "base/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct omc_trainer omc_trainer;
 
@@ -74,5 +77,9 @@ OMC_API void omc_trainer_seed(omc_trainer *trainer, uint64_t seed);
  * calls. Borrowed from the trainer. OMC_EINVALID: there is none. */
 OMC_API omc_status omc_trainer_tensor(const omc_trainer *trainer, const char *name,
                                       omc_tensor *out) OMC_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

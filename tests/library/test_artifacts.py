@@ -18,7 +18,7 @@ from ortmodule_c import NotExportable, ORTModule, artifacts
 from ortmodule_c.optim import FusedAdam, FusedLamb, FusedSGD
 
 ROOT = Path(__file__).parents[2]
-WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 Make = Callable[[Iterator[nn.Parameter]], Any]
 
 

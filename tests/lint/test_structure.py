@@ -130,11 +130,12 @@ def test_header_compiles_alone(path: Path, tmp_path: Path) -> None:
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *flags, "-fsyntax-only", source], check=True)
 
 
-def test_provider_header_is_also_cxx17(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", ["provider.h", "train/trainer.h", "train/safetensors.h"])
+def test_header_is_also_cxx17(header: str, tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler here")
     source = tmp_path / "alone.cc"
-    source.write_text('#include "provider.h"\n')
+    source.write_text(f'#include "{header}"\n')
     subprocess.run(
         ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", "-fsyntax-only", source], check=True
     )
