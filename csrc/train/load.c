@@ -132,9 +132,6 @@ static const omc_named_tensor *find_state(const omc_safetensors *file, const cha
 static omc_status read_states(omc_trainer *t, const omc_safetensors *file, omc_train_variable *v) {
   const omc_type one = {OMC_F32, {0, {0}}};
   const omc_named_tensor *const step = find_state(file, "step", v);
-  omc_type type;
-  size_t bytes;
-  OMC_TRY(omc_train_state_type(v, &type, &bytes));
   OMC_TRY(omc_train_alloc(t, sizeof *v->step, (void **)&v->step));
   *v->step = 0;
   if (!step) return OMC_OK;
@@ -143,7 +140,7 @@ static omc_status read_states(omc_trainer *t, const omc_safetensors *file, omc_t
   for (int i = 0; i < OMC_OPTIM_STATES; i++) {
     if (!omc_train_has_state(t, v, i)) continue;
     const omc_named_tensor *const from = find_state(file, t->states[i], v);
-    if (!from || !omc_type_equal(&from->type, &type))
+    if (!from || !omc_type_equal(&from->type, &v->type))
       OMC_FAIL(EPARSE, "'%s' has a step, and no %s of its shape", v->name, t->states[i]);
     OMC_TRY(copy_in(t, from, &v->state[i]));
   }
@@ -158,8 +155,8 @@ static omc_status read_parameter(omc_trainer *t, const omc_safetensors *file, co
     OMC_FAIL(EPARSE, "the parameter '%s': expected the number of one of %u groups and a name", line,
              t->n_groups);
   omc_train_variable *const v = omc_train_find(t, OMC_OF_MODEL, line + n + 1);
-  if (!v || !omc_dtype_is_float(v->type.dtype))
-    OMC_FAIL(EPARSE, "the parameter '%s' is no tensor of floats in the file", line + n + 1);
+  if (!v || (v->type.dtype != OMC_F32 && v->type.dtype != OMC_F64))
+    OMC_FAIL(EPARSE, "the parameter '%s' is no tensor of f32 or f64 in the file", line + n + 1);
   if (v->group != OMC_NOBODYS) OMC_FAIL(EPARSE, "the parameter '%s' comes twice", line + n + 1);
   v->group = (int32_t)group;
   return read_states(t, file, v);
@@ -374,13 +371,10 @@ static omc_status save(const omc_trainer *t, const char *path, omc_arena *arena)
     tensors[file.n_tensors++] = (omc_named_tensor){v->name, v->type, v->data, v->bytes};
     if (!v->step || *v->step == 0) continue;
     const omc_type one = {OMC_F32, {0, {0}}};
-    omc_type type;
-    size_t bytes;
-    OMC_TRY(omc_train_state_type(v, &type, &bytes));
     OMC_TRY(add_state(arena, v, "step", &one, v->step, &file, tensors));
     for (int s = 0; s < OMC_OPTIM_STATES; s++)
       if (v->state[s])
-        OMC_TRY(add_state(arena, v, t->states[s], &type, v->state[s], &file, tensors));
+        OMC_TRY(add_state(arena, v, t->states[s], &v->type, v->state[s], &file, tensors));
   }
   return omc_safetensors_write(path, &file);
 }

@@ -12,7 +12,8 @@
 
 enum { OMC_NOBODYS = -1 };
 
-/* A parameter, buffer or constant; what follows `group` is a parameter's that is trained. */
+/* A parameter, buffer or constant; what follows `group` is a parameter's that is trained, of f32 or
+ * f64: gradients and states are of its type. */
 typedef struct omc_train_variable {
   const char *name; /* in the file */
   omc_type type;
@@ -76,10 +77,6 @@ omc_train_variable *omc_train_find(const omc_trainer *t, const char *beginning, 
 /* Pooled memory of the trainer's provider. */
 omc_status omc_train_alloc(const omc_trainer *t, size_t bytes, void **out) OMC_MUST_USE;
 void omc_train_free(const omc_trainer *t, void *memory, size_t bytes); /* NULL is accepted */
-
-/* The type of what an optimizer keeps of a parameter, and its bytes. */
-omc_status omc_train_state_type(const omc_train_variable *v, omc_type *type,
-                                size_t *bytes) OMC_MUST_USE;
 
 /* Whether the optimizer keeps state number i of a parameter that is trained. */
 bool omc_train_has_state(const omc_trainer *t, const omc_train_variable *v, int i);

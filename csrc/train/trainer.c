@@ -16,12 +16,6 @@ void omc_train_free(const omc_trainer *t, void *memory, size_t bytes) {
 }
 
 /* Memory of the parameter's size in what its states are kept in, or in its own dtype. */
-omc_status omc_train_state_type(const omc_train_variable *v, omc_type *type, size_t *bytes) {
-  *type = v->type;
-  type->dtype = omc_dtype_acc(v->type.dtype);
-  return omc_type_bytes(type, bytes);
-}
-
 bool omc_train_has_state(const omc_trainer *t, const omc_train_variable *v, int i) {
   const omc_optim_numbers *const numbers = &t->groups[v->group];
   if (t->rule == OMC_RULE_SGD) return i == 0 && numbers->momentum != 0;
@@ -51,14 +45,11 @@ omc_status omc_trainer_open(const char *path, omc_trainer **out) {
 }
 
 static void free_variable(const omc_trainer *t, omc_train_variable *v) {
-  omc_type type;
-  size_t bytes = 0;
   omc_train_free(t, v->data, v->bytes);
   omc_train_free(t, v->grad, v->bytes);
   omc_train_free(t, v->fresh, v->bytes);
   omc_train_free(t, v->step, sizeof *v->step);
-  if (omc_train_state_type(v, &type, &bytes) != OMC_OK) return; /* then it has none */
-  for (int i = 0; i < OMC_OPTIM_STATES; i++) omc_train_free(t, v->state[i], bytes);
+  for (int i = 0; i < OMC_OPTIM_STATES; i++) omc_train_free(t, v->state[i], v->bytes);
 }
 
 void omc_trainer_close(omc_trainer *t) {
@@ -208,17 +199,12 @@ static omc_status take_gradients(const omc_trainer *t, omc_train_side *s, const 
   return OMC_OK;
 }
 
-/* grad += fresh, n elements. */
+/* grad += fresh, n elements of f32 or f64. */
 static void add_elements(omc_dtype dtype, void *grad, const void *fresh, int64_t n) {
-  if (dtype == OMC_F32) {
-    float *const to = grad;
-    const float *const from = fresh;
-    for (int64_t i = 0; i < n; i++) to[i] += from[i];
-    return;
-  }
-  for (int64_t i = 0; i < n; i++)
-    omc_element_set_float(dtype, grad, i,
-                          omc_element_float(dtype, grad, i) + omc_element_float(dtype, fresh, i));
+  if (dtype == OMC_F32)
+    for (int64_t i = 0; i < n; i++) ((float *)grad)[i] += ((const float *)fresh)[i];
+  else
+    for (int64_t i = 0; i < n; i++) ((double *)grad)[i] += ((const double *)fresh)[i];
 }
 
 static void note_gradients(omc_train_side *s) {
@@ -291,13 +277,10 @@ void omc_trainer_drop_gradients(omc_trainer *t) {
 
 /* Memory for the states of a parameter that has none yet. */
 static omc_status begin_states(omc_trainer *t, omc_train_variable *v) {
-  omc_type type;
-  size_t bytes;
-  OMC_TRY(omc_train_state_type(v, &type, &bytes));
   for (int i = 0; i < OMC_OPTIM_STATES; i++) {
     if (!omc_train_has_state(t, v, i) || v->state[i]) continue;
-    OMC_TRY(omc_train_alloc(t, bytes, &v->state[i]));
-    memset(v->state[i], 0, bytes);
+    OMC_TRY(omc_train_alloc(t, v->bytes, &v->state[i]));
+    memset(v->state[i], 0, v->bytes);
   }
   return OMC_OK;
 }
@@ -318,7 +301,7 @@ static omc_status update(omc_trainer *t, omc_arena *arena) {
     omc_optim_tensor *const to = &tensors[n++];
     *to = (omc_optim_tensor){.n = omc_shape_numel(&v->type.shape),
                              .dtype = v->type.dtype,
-                             .state_dtype = omc_dtype_acc(v->type.dtype),
+                             .state_dtype = v->type.dtype,
                              .param = v->data,
                              .grad = v->grad,
                              .step = v->step,

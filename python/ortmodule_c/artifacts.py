@@ -74,7 +74,8 @@ def save(
     TypeError
         If the optimizer is none of ours.
     ValueError
-        If `dynamic_axes` names what is no tensor of the example, or the optimizer has what is no parameter.
+        If `dynamic_axes` names what is no tensor of the example, or the optimizer has what is no parameter, or one in
+        16 bits.
     """
     if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
         raise TypeError(
@@ -146,15 +147,18 @@ def _add_optimizer(
                 raise ValueError(f"the optimizer has a parameter of shape {list(parameter.shape)} that the model lacks")
             if not parameter.requires_grad:
                 continue
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"{name} is of {parameter.dtype}, which a program does not update; precision= computes in 16 bits "
+                    "with parameters in float32"
+                )
             parameters.append(f"{number} {name}")
             state = {k: v for k, v in optimizer.state.get(parameter, {}).items() if isinstance(v, Tensor)}
             steps = state.pop("step", torch.ones(()) if state else None)
-            state.pop("master", None)
             if steps is not None:
                 tensors[f"{_OPTIMIZER}step/{name}"] = steps.float().reshape(())
             for kind, value in state.items():
-                wide = torch.float64 if parameter.dtype is torch.float64 else torch.float32
-                tensors[f"{_OPTIMIZER}{kind}/{name}"] = value.to(wide)
+                tensors[f"{_OPTIMIZER}{kind}/{name}"] = value.to(parameter.dtype)
     texts["optimizer"] = optimizer.rule
     if optimizer.max_grad_norm is not None:
         texts["optimizer.max_grad_norm"] = repr(float(optimizer.max_grad_norm))

@@ -270,6 +270,9 @@ def test_what_needs_python_is_refused(tmp_path: Path) -> None:
         artifacts.save(file, Dropped(), x, optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a parameter of shape \[1\] that the model lacks"):
         artifacts.save(file, Dropped(), x, optimizer=FusedSGD([nn.Parameter(torch.ones(1))]))
+    half = Dropped().bfloat16()
+    with pytest.raises(ValueError, match=r"weight is of torch\.bfloat16, which a program does not update"):
+        artifacts.save(file, half, x, optimizer=FusedSGD(half.parameters()))
     with pytest.raises(ValueError, match="dynamic_axes has 'z', expected one of 'x'"):
         artifacts.save(file, Dropped(), (torch.ones(400),), dynamic_axes={"z": [0]})
     with pytest.raises(ValueError, match="dynamic_axes has axis 1 of 'x', which has 1 dims"):
