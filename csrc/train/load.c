@@ -6,7 +6,7 @@
 #include "train/state.h"
 
 #define OPTIMIZER "optimizer/" /* begins names of what an optimizer keeps in files */
-enum { MOST_PLANS = 16, NAME_BYTES = 512 };
+enum { MOST_PLANS = 16, KEY_BYTES = 64 };
 
 static const char *const mode_names[OMC_N_MODE] = {"training", "evaluation"};
 
@@ -36,7 +36,7 @@ static omc_status next_line(omc_trainer *t, const char **text, const char **out)
 /* A text of the file, and its lines; none if there is no such text. */
 static omc_status lines_of(omc_trainer *t, const char *beginning, const char *end,
                            const char ***lines, uint32_t *n) {
-  char name[NAME_BYTES];
+  char name[KEY_BYTES];
   (void)snprintf(name, sizeof name, "%s%s", beginning, end);
   const char *text = omc_safetensors_text(&t->file, name);
   *n = text ? count_lines(text) : 0;
@@ -118,14 +118,23 @@ static void name_states(omc_trainer *t) {
   }
 }
 
+/* Whether a name is "optimizer/STATE/PARAMETER". */
+static bool names_state(const char *name, const char *state, const char *parameter) {
+  const char *const parts[] = {OPTIMIZER, state, "/"};
+  for (int i = 0; i < 3; i++) {
+    const size_t n = strlen(parts[i]);
+    if (strncmp(name, parts[i], n) != 0) return false;
+    name += n;
+  }
+  return strcmp(name, parameter) == 0;
+}
+
 /* The tensor that a file has for a state of a parameter, or for "step"; NULL: none. */
 static const omc_named_tensor *find_state(const omc_safetensors *file, const char *state,
                                           const omc_train_variable *v) {
-  char name[NAME_BYTES];
-  const int n =
-      snprintf(name, sizeof name, OPTIMIZER "%s/%s", state, v->name + strlen(OMC_OF_MODEL));
-  for (uint32_t i = 0; i < file->n_tensors && (size_t)n < sizeof name; i++)
-    if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
+  for (uint32_t i = 0; i < file->n_tensors; i++)
+    if (names_state(file->tensors[i].name, state, v->name + strlen(OMC_OF_MODEL)))
+      return &file->tensors[i];
   return NULL;
 }
 
@@ -187,7 +196,7 @@ static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
 
 static omc_status find_constant(void *ctx, const char *name, const void **data, size_t *bytes) {
   const omc_train_side *const s = ctx;
-  char beginning[NAME_BYTES];
+  char beginning[KEY_BYTES];
   (void)snprintf(beginning, sizeof beginning, "%s/", s->name);
   const omc_train_variable *const v = omc_train_find(s->trainer, beginning, name);
   if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s%s'", beginning, name);
