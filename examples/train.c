@@ -30,7 +30,7 @@ static int64_t find_data(const omc_trainer *trainer, const omc_safetensors *file
                          const omc_named_tensor **out) {
   int64_t samples = -1;
   const uint32_t n = omc_trainer_n_inputs(trainer, OMC_TRAINING);
-  if (n == 0 || n > MOST_INPUTS) refuse("no model of 1 to 16 inputs:", "n");
+  if (n == 0 || n > MOST_INPUTS) refuse("expected 1 to 16 inputs of", "the model");
   for (uint32_t i = 0; i < n; i++) {
     const char *const name = omc_trainer_input(trainer, OMC_TRAINING, i, NULL);
     out[i] = NULL;
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
   if (batch < 1 || epochs < 1) refuse("expected a number above 0, got", argv[batch < 1 ? 3 : 4]);
   omc_trainer *trainer;
   check(omc_trainer_open(argv[1], &trainer));
-  if (argc == 6) omc_trainer_scale_learning_rate(trainer, strtod(argv[5], NULL));
+  if (argc == 6) check(omc_trainer_scale_learning_rate(trainer, strtod(argv[5], NULL)));
 
   omc_arena arena;
   omc_arena_init(&arena, omc_default_allocator());

@@ -149,6 +149,7 @@ static omc_status read_states(omc_trainer *t, const omc_safetensors *file, omc_t
   for (int i = 0; i < OMC_OPTIM_STATES; i++) {
     if (!omc_train_has_state(t, v, i)) continue;
     const omc_named_tensor *const from = find_state(file, t->states[i], v);
+    if (!from && i == 2) continue; /* amsgrad, asked for since */
     if (!from || !omc_type_equal(&from->type, &v->type))
       OMC_FAIL(EPARSE, "'%s' has a step, and no %s of its shape", v->name, t->states[i]);
     OMC_TRY(copy_in(t, from, &v->state[i]));
@@ -230,6 +231,9 @@ static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
     }
     omc_train_variable *const v = s->variables[i] = omc_train_find(t, "", lines[i]);
     if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", lines[i], s->name);
+    for (uint32_t k = 0; k < i; k++)
+      if (s->variables[k] == v)
+        OMC_FAIL(EPARSE, "the tensor '%s' is two inputs of %s", lines[i], s->name);
     if (!omc_type_equal(&v->type, &g->inputs[i]->type))
       OMC_FAIL(EPARSE, "the tensor '%s' has another type than in the graph of %s", lines[i],
                s->name);
@@ -304,6 +308,8 @@ static omc_status read_outputs(omc_trainer *t, omc_train_side *s, omc_mode mode)
   if (s->n_results > s->n_out || (mode == OMC_TRAINING && s->n_results == 0))
     OMC_FAIL(EPARSE, "the graph of %s has %u outputs, and %u are named", s->name, s->n_out,
              s->n_results);
+  if (mode == OMC_TRAINING && g->over && g->over[0])
+    OMC_FAIL(EPARSE, "the loss is written over an input");
   NEW_ARRAY(t, void *, s->n_out, s->out_data);
   NEW_ARRAY(t, void *, s->n_out, s->out_at);
   NEW_ARRAY(t, size_t, s->n_out, s->out_bytes);

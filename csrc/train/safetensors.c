@@ -1,8 +1,11 @@
 #include "train/safetensors.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/int.h"
@@ -344,19 +347,34 @@ static bool write_all(FILE *file, const omc_safetensors *f) {
   return fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
 }
 
-omc_status omc_safetensors_write(const char *path, const omc_safetensors *f) {
-  char part[4096];
-  const int n = snprintf(part, sizeof part, "%s.part", path);
-  if (n < 0 || (size_t)n >= sizeof part) OMC_FAIL(EINVALID, "a path of more than 4090 bytes");
+/* Writes `part` and puts it in the place of `path`, of which it gets the mode. */
+static omc_status replace(const char *path, const char *part, const omc_safetensors *f) {
+  struct stat was;
+  const bool exists = stat(path, &was) == 0;
+  if (exists && !S_ISREG(was.st_mode)) OMC_FAIL(EINVALID, "'%s' is no file", path);
   FILE *const file = fopen(part, "wb");
   if (!file) return cannot("opened", part);
-  bool done = write_all(file, f);
+  bool done = write_all(file, f) && (!exists || fchmod(fileno(file), was.st_mode & 07777) == 0);
   const int why = errno;
   done = fclose(file) == 0 && done;
   if (done && rename(part, path) == 0) return OMC_OK;
   if (why) errno = why;
   const omc_status status = cannot("written", path);
   (void)remove(part);
+  return status;
+}
+
+omc_status omc_safetensors_write(const char *path, const omc_safetensors *f) {
+  char *const target = realpath(path, NULL); /* a link stays one */
+  const char *const to = target ? target : path;
+  char part[PATH_MAX];
+  const int n = snprintf(part, sizeof part, "%s.%ld.part", to, (long)getpid());
+  omc_status status;
+  if (n < 0 || (size_t)n >= sizeof part)
+    status = omc_fail(OMC_EINVALID, "a path of more than %d bytes", PATH_MAX - 32);
+  else
+    status = replace(to, part, f);
+  free(target);
   return status;
 }
 

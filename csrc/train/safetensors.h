@@ -36,8 +36,8 @@ OMC_API omc_status omc_safetensors_read(const char *path, omc_arena *arena,
 OMC_API omc_status omc_safetensors_parse(const void *bytes, size_t n, omc_arena *arena,
                                          omc_safetensors *out) OMC_MUST_USE;
 
-/* Writes a file, in the order given, by way of PATH.part: what was at `path` stays as it is until
- * all is on the disk. OMC_EINVALID says what could not be written. */
+/* Writes a file, in the order given, by way of another beside it: what was at `path` stays as it is
+ * until all is on the disk. OMC_EINVALID says what could not be written. */
 OMC_API omc_status omc_safetensors_write(const char *path,
                                          const omc_safetensors *file) OMC_MUST_USE;
 

@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <float.h>
 #include <string.h>
 
 #include "base/element.h"
@@ -92,11 +93,28 @@ omc_status omc_trainer_tensor(const omc_trainer *t, const char *name, omc_tensor
   return OMC_OK;
 }
 
-void omc_trainer_scale_learning_rate(omc_trainer *t, double factor) { t->lr_factor = factor; }
+omc_status omc_trainer_scale_learning_rate(omc_trainer *t, double factor) {
+  if (!(factor >= 0 && factor <= DBL_MAX))
+    OMC_FAIL(EINVALID, "the factor of learning rates is %g, expected 0 or more", factor);
+  t->lr_factor = factor;
+  return OMC_OK;
+}
 
 void omc_trainer_seed(omc_trainer *t, uint64_t seed) { t->seed = seed, t->steps = 0; }
 
 /* ---- running ---- */
+
+/* Outputs are written, and read by a backward, where they were in the call before. */
+static bool is_of_outputs(const omc_trainer *t, const void *data) {
+  for (omc_mode mode = 0; mode < OMC_N_MODE; mode++) {
+    const omc_train_side *const s = &t->sides[mode];
+    for (uint32_t k = 0; k < s->n_out; k++) {
+      const uintptr_t at = (uintptr_t)data, from = (uintptr_t)s->out_data[k];
+      if (from && at >= from && at < from + s->out_bytes[k]) return true;
+    }
+  }
+  return false;
+}
 
 /* Whether the open sizes of an input are in their ranges, and as in those before it. */
 static omc_status check_sizes(const omc_train_side *s, uint32_t i, const omc_shape *shape) {
@@ -122,7 +140,9 @@ static omc_status check_given(const omc_train_side *s, uint32_t i, const omc_ten
   const omc_type *const type = given->type;
   const omc_type *const want = &omc_session_template(s->session)->inputs[s->given[i]]->type;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  if (!type) OMC_FAIL(EINVALID, "the input '%s' of %s has no type", s->in_names[i], s->name);
+  if (!type || type->dtype >= OMC_N_DTYPE || type->shape.rank < 0 ||
+      type->shape.rank > OMC_MAX_RANK)
+    OMC_FAIL(EINVALID, "the input '%s' of %s has no type", s->in_names[i], s->name);
   bool fits = type->shape.rank == want->shape.rank;
   for (int32_t d = 0; fits && d < type->shape.rank; d++) {
     const int64_t size = want->shape.dims[d];
@@ -134,6 +154,9 @@ static omc_status check_given(const omc_train_side *s, uint32_t i, const omc_ten
                     omc_type_text(want, b, sizeof b));
   if (!given->data && omc_shape_numel(&type->shape) > 0)
     OMC_FAIL(EINVALID, "the input '%s' of %s has no data", s->in_names[i], s->name);
+  if (is_of_outputs(s->trainer, given->data))
+    OMC_FAIL(EINVALID, "the input '%s' of %s is an output, of which a copy may be given",
+             s->in_names[i], s->name);
   return check_sizes(s, i, &type->shape);
 }
 
@@ -233,7 +256,8 @@ static omc_status run_plan(omc_trainer *t, omc_train_side *s, omc_plan *plan) {
   omc_run *run = NULL;
   OMC_TRY(take_outputs(t, s, plan));
   OMC_TRY(take_gradients(t, s, plan));
-  const uint64_t seed = t->seed + 0x9e3779b97f4a7c15u * ++t->steps;
+  if (s == &t->sides[OMC_TRAINING]) t->steps++;
+  const uint64_t seed = t->seed + 0x9e3779b97f4a7c15u * t->steps;
   OMC_TRY(omc_run_forward(plan, s->data, s->out_at, plan->lends_any ? s->lent : NULL, seed, NULL,
                           &run));
   const omc_status status = run ? go_back(s, run) : OMC_OK;

@@ -67,14 +67,18 @@ OMC_API void omc_trainer_drop_gradients(omc_trainer *trainer);
 OMC_API omc_status omc_trainer_evaluate(omc_trainer *trainer, const omc_tensor *inputs,
                                         const omc_tensor **outputs) OMC_MUST_USE;
 
-/* Learning rates are from now on those of the file times this; at first 1. */
-OMC_API void omc_trainer_scale_learning_rate(omc_trainer *trainer, double factor);
+/* Learning rates are from now on those of the file times this; at first 1. OMC_EINVALID: it is
+ * below 0 or no number. */
+OMC_API omc_status omc_trainer_scale_learning_rate(omc_trainer *trainer,
+                                                   double factor) OMC_MUST_USE;
 
-/* What dropout draws from, with the number of the step; at first 0. */
+/* What dropout draws from, with the number of the step since; at first 0, of a file that was saved
+ * too. */
 OMC_API void omc_trainer_seed(omc_trainer *trainer, uint64_t seed);
 
-/* A parameter or buffer by its name in the module's state_dict, to be read, or written between
- * calls. Borrowed from the trainer. OMC_EINVALID: there is none. */
+/* A parameter or buffer by its name in the module's state_dict (of a tied one the first of its
+ * names), to be read, or written between calls. Borrowed from the trainer. OMC_EINVALID: there is
+ * none. */
 OMC_API omc_status omc_trainer_tensor(const omc_trainer *trainer, const char *name,
                                       omc_tensor *out) OMC_MUST_USE;
 

@@ -92,8 +92,13 @@ def save(
     texts = {"ortmodule_c": VERSION, "state_dict": _lines(_state_dict_names(module, known))}
     if optimizer is not None:
         _add_optimizer(optimizer, known, tensors, texts)
+    _refuse_what_a_file_cannot_say(module, known)
+    taken: set[str] = set()
     for mode, given in examples.items():
-        _add_graph(mode, module, terms, given, dynamic_axes or {}, tensors, texts)
+        taken |= {*_add_graph(mode, module, terms, given, dynamic_axes or {}, tensors, texts)}
+    unknown = [name for name in dynamic_axes or () if name not in taken]
+    if unknown:
+        raise ValueError(f"dynamic_axes has {unknown[0]!r}, expected one of {', '.join(map(repr, sorted(taken)))}")
     apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     save_file(apart, path, texts)
 
@@ -120,12 +125,29 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
         texts = file.metadata() or {}
         if texts.get("ortmodule_c") != VERSION:
             raise ValueError(f"{path} was not written by ortmodule_c.artifacts, version {VERSION}")
-        names = [line.split("\t", 1) for line in texts["state_dict"].splitlines()]
+        names = [line.split("\t", 1) for line in texts["state_dict"].split("\n")[:-1]]
         return {key: file.get_tensor(name) for name, key in names}
 
 
 def _lines(lines: Sequence[str]) -> str:
     return "".join(line + "\n" for line in lines)
+
+
+def _refuse_what_a_file_cannot_say(module: nn.Module, known: Mapping[Tensor, str]) -> None:
+    memory: dict[int, str] = {}
+    for t, name in known.items():
+        if {"\n", "\t", "\0"}.intersection(name):
+            raise ValueError(f"{name!r} has a line's end or a tab in it, which the file cannot say")
+        if t.layout is not torch.strided or t.is_complex():
+            raise NotExportable(f"{name} is of layout {t.layout} and dtype {t.dtype}")
+        if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):
+            raise NotExportable(f"{name} has hooks of its gradient")
+        other = memory.setdefault(t.untyped_storage().data_ptr(), name) if t.numel() else name
+        if other != name:
+            raise NotExportable(f"{name} shares memory with {other}")
+    strange = [key for key, t in module.state_dict(keep_vars=True).items() if isinstance(t, Tensor) and t not in known]
+    if strange:
+        raise NotExportable(f"{strange[0]} of its state_dict is neither a parameter nor a buffer")
 
 
 def _state_dict_names(module: nn.Module, known: Mapping[Tensor, str]) -> list[str]:
@@ -185,13 +207,14 @@ def _add_graph(
     dynamic_axes: Mapping[str, Sequence[int]],
     tensors: dict[str, Tensor],
     texts: dict[str, str],
-) -> None:
+) -> Sequence[str]:
+    """Add the graph of a mode; the names of its arguments."""
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     arguments = Arguments(module)
     leaves, spec = flatten_call(*arguments.normal(args, kwargs))
     leaves = [t.detach().contiguous() for t in leaves]  # as they will lie
     paths = arguments.paths(spec)
-    axes = _axes(mode, paths, leaves, dynamic_axes)
+    axes = _axes(paths, leaves, dynamic_axes)
     with waiting(), tracing, quiet(), _in_mode(module, mode == "training"), terms.region(module):
         now = scan(module)
         if now.refusal:
@@ -208,13 +231,11 @@ def _add_graph(
     texts[f"{mode}.sizes"] = _lines([" ".join(map(str, of)) for of in dims])
     texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for least, most in ranges])
     texts[f"{mode}.outputs"] = _lines(_output_names(mode, captured, lowered))
+    return paths
 
 
-def _axes(mode: str, paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Mapping[str, Sequence[int]]) -> Axes:
+def _axes(paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Mapping[str, Sequence[int]]) -> Axes:
     """By leaf the axes that are left open."""
-    unknown = [name for name in dynamic if name not in paths] if mode == "training" else []
-    if unknown:
-        raise ValueError(f"dynamic_axes has {unknown[0]!r}, expected one of {', '.join(map(repr, paths))}")
     found = []
     for path, leaf in zip(paths, leaves, strict=True):
         for axis in dynamic.get(path, ()):
@@ -255,8 +276,10 @@ def _output_names(mode: str, captured: Captured, lowered: Lowered) -> list[str]:
         if source != "output" or steps:
             raise NotExportable(f"in {mode} an output is an input, or a view of another tensor")
         names[position] = names[position] or _plain(path)
-    if mode == "training" and (not lowered.results or lowered.results[0][1] != 0):
-        raise NotExportable("in training the first output is no loss")
+    if mode == "training":
+        first = captured.results()[0][0].meta["val"] if lowered.results and lowered.results[0][1] == 0 else None
+        if not isinstance(first, Tensor) or not first.is_floating_point() or first.numel() != 1:
+            raise NotExportable("in training the first output is no loss of one float")
     return names
 
 

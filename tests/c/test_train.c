@@ -211,7 +211,8 @@ TEST(train_a_file_is_trained) {
   CHECK_FLOAT(step(trainer, 1), 6 - 9);
   CHECK_OK(omc_trainer_update(trainer)); /* momentum: 0.5 * 6 + 1 */
   CHECK_FLOAT(number_of(trainer, "w", 0), -2 - 0.5 * 4);
-  omc_trainer_scale_learning_rate(trainer, 0);
+  CHECK_STATUS(omc_trainer_scale_learning_rate(trainer, NAN), EINVALID);
+  CHECK_OK(omc_trainer_scale_learning_rate(trainer, 0));
   (void)step(trainer, 1);
   CHECK_OK(omc_trainer_update(trainer));
   CHECK_FLOAT(number_of(trainer, "w", 0), -4);
@@ -230,6 +231,9 @@ TEST(train_evaluation_sees_what_was_trained) {
   CHECK(outputs && outputs[0].type->shape.dims[1] == 3);
   CHECK_FLOAT(((const float *)outputs[0].data)[2], 2 * number_of(trainer, "w", 2));
   CHECK_INT(seen_by(trainer), 8);
+  const omc_tensor again = {outputs[0].data, &type};
+  CHECK_STATUS(omc_trainer_step(trainer, &again, NULL, NULL), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "is an output, of which a copy may be given");
   omc_trainer_close(trainer);
 }
 
@@ -258,6 +262,7 @@ TEST(train_goes_on_from_what_was_saved) {
   CHECK_FLOAT(number_of(again, "w", 1), number_of(trainer, "w", 1));
   CHECK_INT(seen_by(again), seen_by(trainer));
   CHECK_STATUS(omc_trainer_save(trainer, "/nowhere/file"), EINVALID);
+  CHECK_STATUS(omc_trainer_save(trainer, "/tmp"), EINVALID);
   omc_trainer_close(again);
   omc_trainer_close(trainer);
   (void)remove(path);
@@ -268,9 +273,12 @@ TEST(train_inputs_that_do_not_fit_are_named) {
   float x[8] = {0};
   const omc_type wide = {OMC_F32, {2, {2, 4}}}, whole = {OMC_I64, {2, {1, 3}}};
   const omc_type rows = {OMC_F32, {2, {1, 3}}};
-  const omc_tensor bad[] = {{x, &wide}, {x, &whole}, {NULL, &rows}, {x, NULL}};
-  const omc_status want[] = {OMC_ESHAPE, OMC_EDTYPE, OMC_EINVALID, OMC_EINVALID};
-  for (int i = 0; i < 4; i++) {
+  const omc_type odd = {OMC_N_DTYPE, {2, {1, 3}}}, deep = {OMC_F32, {9, {1}}};
+  const omc_tensor bad[] = {{x, &wide}, {x, &whole}, {NULL, &rows},
+                            {x, NULL},  {x, &odd},   {x, &deep}};
+  const omc_status want[] = {OMC_ESHAPE,   OMC_EDTYPE,   OMC_EINVALID,
+                             OMC_EINVALID, OMC_EINVALID, OMC_EINVALID};
+  for (int i = 0; i < 6; i++) {
     CHECK_INT(omc_trainer_step(trainer, &bad[i], NULL, NULL), want[i]);
     CHECK_CONTAINS(omc_status_detail(), "the input 'x' of training");
   }
@@ -302,6 +310,11 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
       {1, "input %x", OMC_EPARSE, ""},
       {2, ">x\nmodel/w\n", OMC_EPARSE, "has 3 inputs, and 2 are named"},
       {2, ">x\nmodel/v\nmodel/seen\n", OMC_EPARSE, "no tensor 'model/v', which training reads"},
+      {2, ">x\nmodel/w\nmodel/w\n", OMC_EPARSE, "'model/w' is two inputs of training"},
+      {1,
+       "input %x : f32[?,3]\ninput %w : f32[3]\ninput %seen : i64[]\n%l = Exp(%w)\n"
+       "return %l over %w\n",
+       OMC_EPARSE, "the loss is written over an input"},
       {3, "", OMC_EPARSE, "has 3 outputs, and 0 are named"},
       {3, "a\nb\nc\nd\n", OMC_EPARSE, "has 3 outputs, and 4 are named"},
       {4, "input %x : f32[?,3]\nconst %c : f32[3] = @\nreturn %c\n", OMC_EPARSE,

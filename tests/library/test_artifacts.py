@@ -270,6 +270,18 @@ def test_what_needs_python_is_refused(tmp_path: Path) -> None:
         artifacts.save(file, Dropped(), x, optimizer=torch.optim.SGD([torch.ones(1)]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a parameter of shape \[1\] that the model lacks"):
         artifacts.save(file, Dropped(), x, optimizer=FusedSGD([nn.Parameter(torch.ones(1))]))
+    hooked, shared, named = Dropped(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Module()
+    hooked.weight.register_hook(lambda g: g)
+    shared[1].weight.data = shared[0].weight.data
+    named.register_buffer("a\tb", torch.ones(1))
+    for model, error, said in (
+        (hooked, NotExportable, "weight has hooks of its gradient"),
+        (shared, NotExportable, r"1\.weight shares memory with 0\.weight"),
+        (nn.Linear(3, 3), NotExportable, "the first output is no loss of one float"),
+        (named, ValueError, r"'a\\tb' has a line's end or a tab in it"),
+    ):
+        with pytest.raises(error, match=said):
+            artifacts.save(file, model, x)
     half = Dropped().bfloat16()
     with pytest.raises(ValueError, match=r"weight is of torch\.bfloat16, which a program does not update"):
         artifacts.save(file, half, x, optimizer=FusedSGD(half.parameters()))
