@@ -45,6 +45,7 @@ class Fit:
         self._of_memory = _symbols([n for t in examples for n in (*t.stride(), t.storage_offset())]) - _symbols(
             symbolic
         )
+        self._met = {s.node.expr: s.node.hint for s in symbolic}
         self._known: dict[Sizes, bool] = {}
 
     def accepts(self, sizes: Sizes) -> bool:
@@ -77,7 +78,7 @@ class Fit:
                 guard = guard.xreplace(self._replacements)
             if guard is sympy.true or guard in symbols or not self._of_memory.isdisjoint(guard.free_symbols):
                 continue
-            narrowed = _narrowed(guard, ranges) if isinstance(guard, sympy.Rel) else None
+            narrowed = _narrowed(guard, ranges, self._met) if isinstance(guard, sympy.Rel) else None
             if narrowed is None:
                 raise NotExportable(f"the forward asks of open sizes, or binds them, that {guard}")
             ranges.update(narrowed)
@@ -114,20 +115,22 @@ def _finite(bound: Any) -> int | None:
     return int(bound) if bound.is_Integer and bound < sys.maxsize - 1 else None
 
 
-def _narrowed(guard: Any, ranges: dict[Any, ValueRanges[Any]]) -> dict[Any, ValueRanges[Any]] | None:
-    """The ranges in which a guard holds whatever the sizes, as far as that is known; None: it may not hold."""
+def _narrowed(
+    guard: Any, ranges: dict[Any, ValueRanges[Any]], met: dict[Any, int]
+) -> dict[Any, ValueRanges[Any]] | None:
+    """The ranges around the sizes `met` in which a guard holds, as far as that is known; None: there are none."""
 
     def holds(among: dict[Any, ValueRanges[Any]]) -> bool:
         return guard.free_symbols <= among.keys() and bound_sympy(guard, among).lower is sympy.true
 
     if holds(ranges):
         return {}
-    if len(guard.free_symbols) == 1:
+    if len(guard.free_symbols) == 1 and guard.free_symbols <= met.keys():
         (symbol,) = guard.free_symbols
         lower, upper = ranges[symbol].lower, ranges[symbol].upper
         ends = [n + d for n in guard.atoms(sympy.Integer) for d in (-1, 0, 1) if lower <= n + d <= upper]
         narrower = [ValueRanges(n, upper) for n in ends] + [ValueRanges(lower, n) for n in ends]
-        found = [{symbol: r} for r in narrower if holds({symbol: r})]
+        found = [{symbol: r} for r in narrower if r.lower <= met[symbol] <= r.upper and holds({symbol: r})]
         return max(found, key=lambda narrow: narrow[symbol].upper - narrow[symbol].lower, default=None)
     return None
 
