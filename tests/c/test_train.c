@@ -313,7 +313,7 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
       {2, ">x\nmodel/w\nmodel/w\n", OMC_EPARSE, "'model/w' is two inputs of training"},
       {1,
        "input %x : f32[?,3]\ninput %w : f32[3]\ninput %seen : i64[]\n%l = Exp(%w)\n"
-       "return %l over %w\n",
+       "return %l over %w, %x\n",
        OMC_EPARSE, "the loss is written over an input"},
       {3, "", OMC_EPARSE, "has 3 outputs, and 0 are named"},
       {3, "a\nb\nc\nd\n", OMC_EPARSE, "has 3 outputs, and 4 are named"},
