@@ -1,7 +1,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/int.h"
 #include "graph/number.h"
 #include "train/state.h"
 

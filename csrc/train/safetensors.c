@@ -8,8 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/int.h"
-
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "elements are written as they lie in memory"
 #endif

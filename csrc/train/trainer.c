@@ -16,7 +16,6 @@ void omc_train_free(const omc_trainer *t, void *memory, size_t bytes) {
   if (memory) t->provider->free(t->provider->ctx, memory, bytes, NULL);
 }
 
-/* Memory of the parameter's size in what its states are kept in, or in its own dtype. */
 bool omc_train_has_state(const omc_trainer *t, const omc_train_variable *v, int i) {
   const omc_optim_numbers *const numbers = &t->groups[v->group];
   if (t->rule == OMC_RULE_SGD) return i == 0 && numbers->momentum != 0;

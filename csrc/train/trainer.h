@@ -51,8 +51,9 @@ OMC_API const char *omc_trainer_output(const omc_trainer *trainer, omc_mode mode
 /* Runs forward in training, its first output being the loss, and backward, whose gradients are
  * added to those there are. inputs: dense tensors, as many as omc_trainer_n_inputs says. `loss` and
  * `outputs` may be NULL; *outputs is an array of omc_trainer_n_outputs, borrowed until the next
- * call in this mode. OMC_ESHAPE and OMC_EDTYPE name an input that does not fit; gradients are then
- * as they were. */
+ * call in this mode, to which it must not be given. OMC_ESHAPE and OMC_EDTYPE name an input that
+ * does not fit, as where an open size is one for which the module in Python would have another
+ * graph (0 and 1, mostly); gradients are then as they were. */
 OMC_API omc_status omc_trainer_step(omc_trainer *trainer, const omc_tensor *inputs, double *loss,
                                     const omc_tensor **outputs) OMC_MUST_USE;
 

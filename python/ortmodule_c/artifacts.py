@@ -29,7 +29,7 @@ from .process import tracing
 from .signals import waiting
 from .terms import Precision, Terms
 
-VERSION = "1"  # of what csrc/train/trainer.c reads
+VERSION = "1"  # of what csrc/train/load.c reads
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
@@ -88,11 +88,11 @@ def save(
         terms = terms.over(model._ort_terms)
     examples = {"training": example, "evaluation": example if evaluation_example is None else evaluation_example}
     known = {t: n for n, t in [*module.named_parameters(), *module.named_buffers()]}
+    _refuse_what_a_file_cannot_say(module, known)
     tensors = {_MODEL + name: t for t, name in known.items()}
     texts = {"ortmodule_c": VERSION, "state_dict": _lines(_state_dict_names(module, known))}
     if optimizer is not None:
         _add_optimizer(optimizer, known, tensors, texts)
-    _refuse_what_a_file_cannot_say(module, known)
     taken: set[str] = set()
     for mode, given in examples.items():
         taken |= {*_add_graph(mode, module, terms, given, dynamic_axes or {}, tensors, texts)}

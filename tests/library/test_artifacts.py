@@ -255,6 +255,13 @@ class Halving(nn.Module):
         return x.view(-1, 2).prod(1).sum()
 
 
+class Extra(nn.Module):
+    def get_extra_state(self) -> Tensor:
+        return torch.ones(2)
+
+    def set_extra_state(self, state: Tensor) -> None: ...
+
+
 class Uncounted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.last = x.sum()
@@ -290,6 +297,7 @@ def test_what_needs_python_is_refused(tmp_path: Path) -> None:
     for model, error, said in (
         (hooked, NotExportable, "weight has hooks of its gradient"),
         (shared, NotExportable, r"1\.weight shares memory with 0\.weight"),
+        (Extra(), NotExportable, "_extra_state of its state_dict is neither a parameter nor a buffer"),
         (nn.Linear(3, 3), NotExportable, "the first output is no loss of one float"),
         (named, ValueError, r"'a\\tb' has a line's end or a tab in it"),
     ):
