@@ -63,7 +63,10 @@ OMC_OPTIM_INLINE double omc_clip_coefficient(double norm, double max_norm) {
 /* By what LAMB's step is multiplied, of the squares of p and of the step added up. */
 OMC_OPTIM_INLINE double omc_lamb_length(const omc_optim_numbers *numbers, double p, double step) {
   const bool adapts = numbers->weight_decay != 0 || numbers->use_nvlamb != 0;
-  return numbers->lr * (adapts && p > 0 && step > 0 ? sqrt(p) / sqrt(step) : 1);
+  if (!(adapts && p > 0 && step > 0)) return numbers->lr;
+  const double ratio = sqrt(p) / sqrt(step);
+  const double least = ratio < numbers->ratio_min ? numbers->ratio_min : ratio;
+  return numbers->lr * (least > numbers->ratio_max ? numbers->ratio_max : least);
 }
 
 #endif

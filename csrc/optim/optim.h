@@ -13,9 +13,9 @@
  *   SGD    numbers lr, momentum, dampening, nesterov, weight_decay, maximize; state
  *          momentum_buffer, where there is momentum
  *   LAMB   numbers lr, beta1, beta2, eps, weight_decay, decay, bias_correction, grad_averaging,
- *          use_nvlamb, maximize; states exp_avg and exp_avg_sq: Adam's step, of the length
- *          lr |p| / |step| where both lengths are above 0 and there is weight decay or use_nvlamb,
- *          else lr
+ *          use_nvlamb, ratio_min, ratio_max, maximize; states exp_avg and exp_avg_sq: Adam's step,
+ *          times lr and, where both lengths are above 0 and there is weight decay or use_nvlamb,
+ *          |p| / |step|, but no less than ratio_min and no more than ratio_max
  *   SCALE  no numbers, no states: g is multiplied by the clip coefficient, p is not looked at */
 typedef enum {
 #define OMC_RULE(name, text) OMC_RULE_##name,

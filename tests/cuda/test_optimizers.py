@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ LAUNCH_FAILED = 719
 HALVES = FLOATS[2:]
 SHAPES: Sequence[tuple[int, ...]] = [(3, 5), (1000,), (), (1,), (0, 4), (129, 257), (17, 1, 3)]  # some of several parts
 
+LAMB = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "ratio_max": math.inf}
 RULES: dict[str, tuple[str, dict[str, float]]] = {
     "adam": ("adam", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "decay": 0, "bias_correction": 1}),
     "adamw": ("adam", {"beta1": 0.3, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "decay": 2, "amsgrad": 1}),
@@ -23,11 +25,9 @@ RULES: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {"weight_decay": 0.1}),
     "momentum": ("sgd", {"momentum": 0.9, "dampening": 0.1}),
     "nesterov": ("sgd", {"momentum": 0.9, "nesterov": 1, "weight_decay": 0.1}),
-    "lamb": ("lamb", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "decay": 2, "bias_correction": 1}),
-    "lamb with l2": (
-        "lamb",
-        {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "grad_averaging": 1, "use_nvlamb": 1},
-    ),
+    "lamb": ("lamb", {**LAMB, "decay": 2, "bias_correction": 1}),
+    "lamb with l2": ("lamb", {**LAMB, "grad_averaging": 1, "use_nvlamb": 1}),
+    "lamb within bounds": ("lamb", {**LAMB, "decay": 2, "ratio_min": 0.3, "ratio_max": 0.7}),
 }
 STATES = {"adam": 3, "sgd": 1, "lamb": 2, "scale": 0}
 

@@ -22,13 +22,16 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_grad_norm": 1e9},
     {"maximize": True},
     {"lr": 0.0},
+    {"ratio_min": 30.0},
+    {"ratio_max": 0.5},
+    {"ratio_min": -math.inf, "ratio_max": 0.01, "lr": 0.1},
 ]
 
 
 def written_out(params: list[Tensor], steps: int, seed: int = 1, **options: Any) -> list[Tensor]:
     """Parameters after some steps, computed in float64."""
     o = {"lr": 1e-3, "weight_decay": 0.01, "use_nvlamb": False, "bias_correction": True, "adam_w_mode": True}
-    o = {**o, "grad_averaging": True, "max_grad_norm": 1.0, "maximize": False, **options}
+    o = {**o, "grad_averaging": True, "max_grad_norm": 1.0, "maximize": False, "ratio_min": 0.0, **options}
     now = [p.detach().double() for p in params]
     m, v = [torch.zeros_like(p) for p in now], [torch.zeros_like(p) for p in now]
     for t in range(1, steps + 1):
@@ -48,7 +51,10 @@ def written_out(params: list[Tensor], steps: int, seed: int = 1, **options: Any)
             if o["adam_w_mode"]:
                 u = u + o["weight_decay"] * p
             adapts = (o["weight_decay"] != 0 or o["use_nvlamb"]) and p.norm() > 0 and u.norm() > 0
-            now[i] = p - o["lr"] * (float(p.norm() / u.norm()) if adapts else 1.0) * u
+            ratio = (
+                max(o["ratio_min"], min(o.get("ratio_max", math.inf), float(p.norm() / u.norm()))) if adapts else 1.0
+            )
+            now[i] = p - o["lr"] * ratio * u
     return now
 
 
@@ -103,3 +109,8 @@ def test_means_of_halves_are_kept_in_32_bits(dtype: torch.dtype) -> None:
 def test_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=True"):
         FusedLamb(parameters(), **{name: True})
+
+
+def test_bounds_of_the_ratio_are_in_order() -> None:
+    with pytest.raises(ValueError, match=r"Invalid ratio_max: 0.5, with ratio_min=1.0"):
+        FusedLamb([torch.zeros(3, requires_grad=True)], ratio_min=1.0, ratio_max=0.5)

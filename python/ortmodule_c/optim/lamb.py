@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .adam import AdamWMode, check_adam
-from .fused import FusedOptimizer, Group, refuse
+from .fused import FusedOptimizer, Group, check_number, refuse
 
 
 class FusedLamb(FusedOptimizer):
@@ -29,6 +30,8 @@ class FusedLamb(FusedOptimizer):
         Whether the mean of the gradient takes (1 - beta1) of a gradient; else all of it.
     use_nvlamb
         Whether the step of a parameter without weight decay gets the parameter's length too.
+    ratio_min, ratio_max
+        Between which the ratio of the two lengths is kept.
     amsgrad
         Refused: LAMB has none.
     max_grad_norm
@@ -46,9 +49,10 @@ class FusedLamb(FusedOptimizer):
     Notes
     -----
     With m and v the means of Adam, ``u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p``;
-    ``p -= lr |p| / |u| u`` where neither length is 0, of each parameter apart: algorithm 2 of You et al., "Large
-    Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, with the length of p itself. The clipping
-    of the gradients before it, and lr alone for parameters without weight decay, are NVIDIA's.
+    ``p -= lr |p| / |u| u`` where neither length is 0, of each parameter apart, and the ratio within its bounds:
+    algorithm 2 of You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, with
+    the length of p itself. The clipping of the gradients before it, and lr alone for parameters without weight decay,
+    are NVIDIA's.
     """
 
     rule = "lamb"
@@ -71,6 +75,8 @@ class FusedLamb(FusedOptimizer):
         set_grad_none: bool = True,
         max_grad_norm: float | None = 1.0,
         use_nvlamb: bool = False,
+        ratio_min: float = 0.0,
+        ratio_max: float = math.inf,
         maximize: bool = False,
         master_weights: bool = False,
         stochastic_rounding: bool = False,
@@ -90,6 +96,8 @@ class FusedLamb(FusedOptimizer):
             "adam_w_mode": adam_w_mode,
             "grad_averaging": grad_averaging,
             "use_nvlamb": use_nvlamb,
+            "ratio_min": ratio_min,
+            "ratio_max": ratio_max,
             "maximize": maximize,
             "master_weights": master_weights,
             "stochastic_rounding": stochastic_rounding,
@@ -98,6 +106,9 @@ class FusedLamb(FusedOptimizer):
 
     def _check(self, group: Group) -> None:
         check_adam(group)
+        check_number("ratio_min", group["ratio_min"], -math.inf)
+        if not group["ratio_min"] <= group["ratio_max"]:
+            raise ValueError(f"Invalid ratio_max: {group['ratio_max']}, with ratio_min={group['ratio_min']}")
 
     def _states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
@@ -106,10 +117,10 @@ class FusedLamb(FusedOptimizer):
         return True
 
     def _numbers(self, group: Group) -> dict[str, float]:
-        names = ("eps", "weight_decay", "bias_correction", "grad_averaging", "use_nvlamb", "maximize")
+        names = ("eps", "weight_decay", "bias_correction", "grad_averaging", "use_nvlamb", "ratio_min", "ratio_max")
         beta1, beta2 = group["betas"]
         mode = AdamWMode.ADAMW_TORCH if group["adam_w_mode"] else AdamWMode.ADAM_L2_REGULARIZATION
         return {
-            **{name: float(group[name]) for name in (*names, "stochastic_rounding")},
+            **{name: float(group[name]) for name in (*names, "maximize", "stochastic_rounding")},
             **{"beta1": float(beta1), "beta2": float(beta2), "decay": float(mode)},
         }
