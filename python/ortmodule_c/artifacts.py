@@ -4,30 +4,20 @@ A file is a safetensors file: tensors of the model, of its graphs and of the opt
 the package safetensors, which nothing else of this package imports.
 """
 
-import contextlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .arguments import Arguments
-from .capture.export import Captured, capture, quiet
-from .capture.shapes import Axes, Fit
 from .errors import NotExportable
-from .flatten import flatten_call, leaf_paths
-from .guards.held import scan
-from .lowering.lower import Lowered, lower
 from .lowering.to_text import to_text
 from .optim.fused import FusedOptimizer
 from .ortmodule import ORTModule
-from .process import tracing
-from .signals import waiting
 from .terms import Precision, Terms
+from .whole import Example, WholeGraph, unknown_argument, whole_graph
 
 VERSION = "1"  # of what csrc/train/load.c reads
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -36,10 +26,10 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 def save(
     path: str | Path,
     model: nn.Module,
-    example: tuple[Any, ...] | Mapping[str, Any],
+    example: Example,
     *,
     optimizer: FusedOptimizer | None = None,
-    evaluation_example: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    evaluation_example: Example | None = None,
     dynamic_axes: Mapping[str, Sequence[int]] | None = None,
     precision: Precision | None = None,
 ) -> None:
@@ -95,10 +85,12 @@ def save(
         _add_optimizer(optimizer, known, tensors, texts)
     taken: set[str] = set()
     for mode, given in examples.items():
-        taken |= {*_add_graph(mode, module, terms, given, dynamic_axes or {}, tensors, texts)}
-    unknown = [name for name in dynamic_axes or () if name not in taken]
-    if unknown:
-        raise ValueError(f"dynamic_axes has {unknown[0]!r}, expected one of {', '.join(map(repr, sorted(taken)))}")
+        graph = whole_graph(mode, module, terms, given, dynamic_axes or {})
+        taken |= {*graph.arguments}
+        _add_graph(graph, tensors, texts)
+    mistake = unknown_argument(dynamic_axes or {}, [*taken])
+    if mistake:
+        raise ValueError(mistake)
     apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     save_file(apart, path, texts)
 
@@ -187,103 +179,22 @@ def _add_optimizer(
     texts["optimizer.groups"], texts["optimizer.parameters"] = _lines(groups), _lines(parameters)
 
 
-@contextlib.contextmanager
-def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    before = [(m, m.training) for m in module.modules()]
-    module.train(training)
-    try:
-        with torch.set_grad_enabled(training):
-            yield
-    finally:
-        for m, was in before:
-            m.training = was
-
-
-def _add_graph(
-    mode: str,
-    module: nn.Module,
-    terms: Terms,
-    example: tuple[Any, ...] | Mapping[str, Any],
-    dynamic_axes: Mapping[str, Sequence[int]],
-    tensors: dict[str, Tensor],
-    texts: dict[str, str],
-) -> Sequence[str]:
-    """Add the graph of a mode; the names of its arguments."""
-    args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-    arguments = Arguments(module)
-    leaves, spec = flatten_call(*arguments.normal(args, kwargs))
-    leaves = [t.detach().contiguous() for t in leaves]  # as they will lie
-    paths = arguments.paths(spec)
-    axes = _axes(paths, leaves, dynamic_axes)
-    with waiting(), tracing, quiet(), _in_mode(module, mode == "training"), terms.region(module):
-        now = scan(module)
-        if now.refusal:
-            raise NotExportable(now.refusal)
-        captured = capture(module, terms, spec, leaves, paths, now, axes)
-        lowered = lower(captured)
-    _refuse_what_needs_python(mode, captured, lowered)
-    dims, ranges = _sizes(mode, captured, paths, axes)
-    text, constants = to_text(lowered.model)
-    tensors.update({f"{mode}/{name}": t for name, t in constants.items()})
-    inputs = [f">{path}" for path in paths] + [_MODEL + name for name in captured.names[len(paths) :]]
-    texts[mode] = text
-    texts[f"{mode}.inputs"] = _lines(inputs)
-    texts[f"{mode}.sizes"] = _lines([" ".join(map(str, of)) for of in dims])
-    texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for least, most in ranges])
-    texts[f"{mode}.outputs"] = _lines(_output_names(mode, captured, lowered))
-    return paths
-
-
-def _axes(paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Mapping[str, Sequence[int]]) -> Axes:
-    """By leaf the axes that are left open."""
-    found = []
-    for path, leaf in zip(paths, leaves, strict=True):
-        for axis in dynamic.get(path, ()):
-            if not -leaf.dim() <= axis < leaf.dim():
-                raise ValueError(f"dynamic_axes has axis {axis} of {path!r}, which has {leaf.dim()} dims")
-        found.append(tuple(sorted({axis % leaf.dim() for axis in dynamic.get(path, ())})))
-    return tuple(found)
-
-
-def _sizes(
-    mode: str, captured: Captured, paths: Sequence[str], axes: Axes
-) -> tuple[list[list[int | str]], list[tuple[int, int | None]]]:
-    """Those of the arguments, and the ranges of open ones."""
-    fit = Fit([n.meta["val"] for n in captured.placeholders()[0][: len(paths)]])
-    for i, axis in sorted(fit.pinned(axes)):
-        raise NotExportable(f"in {mode} the size of {paths[i]!r} along axis {axis} cannot be left open")
-    try:
-        return fit.plain()
-    except NotExportable as error:
-        raise NotExportable(f"in {mode} {error}") from None
-
-
-def _refuse_what_needs_python(mode: str, captured: Captured, lowered: Lowered) -> None:
-    if lowered.fallbacks:
-        ops = ", ".join(sorted({name for name, _ in lowered.fallbacks}))
-        raise NotExportable(f"in {mode} the C core has no kernel for {ops}")
-    if captured.writes or captured.rebound:
-        what = [str(w) for w in captured.writes] or [name for _, name in captured.rebound]
-        raise NotExportable(f"in {mode} the forward sets {what[0]}")
-    if captured.outside:
-        raise NotExportable(f"in {mode} the forward uses a tensor that is neither an argument nor the module's")
-
-
-def _output_names(mode: str, captured: Captured, lowered: Lowered) -> list[str]:
-    """By graph output the name of the first result that it is."""
-    names = [""] * (len(lowered.differentiable) - len(lowered.updates))
-    for (source, position, steps), path in zip(lowered.results, leaf_paths(captured.out_spec), strict=True):
-        if source != "output" or steps:
-            raise NotExportable(f"in {mode} an output is an input, or a view of another tensor")
-        names[position] = names[position] or _plain(path)
+def _add_graph(graph: WholeGraph, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
+    mode = graph.mode
+    names = graph.output_names()
     if mode == "training":
-        first = captured.results()[0][0].meta["val"] if lowered.results and lowered.results[0][1] == 0 else None
-        if not isinstance(first, Tensor) or not first.is_floating_point() or first.numel() != 1:
-            raise NotExportable("in training the first output is no loss of one float")
-    return names
+        _refuse_what_is_no_loss(graph)
+    text, constants = to_text(graph.lowered.model)
+    tensors.update({f"{mode}/{name}": t for name, t in constants.items()})
+    texts[mode] = text
+    texts[f"{mode}.inputs"] = _lines([*[f">{path}" for path in graph.arguments], *[_MODEL + n for n in graph.weights]])
+    texts[f"{mode}.sizes"] = _lines([" ".join(map(str, of)) for of in graph.sizes])
+    texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for least, most in graph.ranges])
+    texts[f"{mode}.outputs"] = _lines(names)
 
 
-def _plain(path: str) -> str:
-    """``[0]['logits']``, a leaf of the outputs, as ``logits``; elements of a tuple are numbered."""
-    steps = re.findall(r"\w+", path)[1:]
-    return ".".join(steps) if steps else "output"
+def _refuse_what_is_no_loss(graph: WholeGraph) -> None:
+    results = graph.lowered.results
+    first = graph.captured.results()[0][0].meta["val"] if results and results[0][1] == 0 else None
+    if not isinstance(first, Tensor) or not first.is_floating_point() or first.numel() != 1:
+        raise NotExportable("in training the first output is no loss of one float")

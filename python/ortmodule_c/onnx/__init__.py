@@ -1,10 +1,12 @@
 """Between ONNX files and graphs of the C core, in both directions."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from torch import nn
 
     from .module import OnnxModule
 
@@ -41,4 +43,44 @@ def load(source: "str | os.PathLike[str] | ModelProto") -> "OnnxModule":
     return OnnxModule(source)
 
 
-__all__ = ["load"]
+def save(
+    path: str | os.PathLike[str],
+    model: "nn.Module",
+    example: tuple[Any, ...] | Mapping[str, Any],
+    *,
+    dynamic_axes: Mapping[str, Sequence[int]] | None = None,
+    output_names: Sequence[str] | None = None,
+    training: bool = False,
+) -> None:
+    """Write a module, with its weights, as an ONNX file that any runtime can run.
+
+    Parameters
+    ----------
+    path
+        The file. Weights of more than 2 GiB go to another one beside it, ``NAME.data``.
+    model
+        The module, left as it was. An :class:`ortmodule_c.ORTModule` has said `precision` and `outputs`; one of
+        :func:`load` is written as it was read, with the weights of now.
+    example
+        Arguments that it is called with, or keyword arguments. The graph is made for their dtypes and sizes; what is
+        no tensor is part of it.
+    dynamic_axes
+        By name of an argument the axes whose size may be another one.
+    output_names
+        Of the results, in their order; by default those that the module returns them under, such as ``logits``.
+    training
+        Write what the module computes in training mode; what it would write into its buffers is left out.
+
+    Raises
+    ------
+    NotExportable
+        If there is no graph of the module as a whole, or it has an op that ONNX has not.
+    ValueError
+        If `dynamic_axes` names what is no tensor of the example, or `output_names` are not as many as the results.
+    """
+    from .export import Names, export, write
+
+    write(export(model, example, dynamic_axes or {}, training, Names(outputs=output_names)), path)
+
+
+__all__ = ["load", "save"]

@@ -46,6 +46,14 @@ def tensor_of(proto: TensorProto) -> Tensor:
     return torch.from_numpy(array.copy()).reshape(array.shape)
 
 
+def tensor_proto(name: str, t: Tensor) -> TensorProto:
+    """A tensor as ONNX has it."""
+    elements = t.detach().cpu().contiguous()
+    code = TensorProto.DataType.Value(DTYPES[elements.dtype][1])
+    data = elements.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return TensorProto(name=name, data_type=code, dims=elements.shape, raw_data=data)
+
+
 @dataclass(frozen=True)
 class Given:
     """What a node says.

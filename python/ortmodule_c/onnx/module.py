@@ -21,7 +21,7 @@ from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
 from ..lowering.to_text import to_text
 from ..process import one_thread_after_fork, tracing_lock
-from .importer import KNOWN, Importer, Value, bodies, find, named, schema_of, tensor_of, walk
+from .importer import KNOWN, Importer, Value, bodies, find, named, schema_of, tensor_of, tensor_proto, walk
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
@@ -112,6 +112,16 @@ class OnnxModule(nn.Module):
             runner, inputs = self._graph(given, stored)
         results = runner.run(runner.prepare(inputs))
         return results[0] if len(results) == 1 else tuple(results)
+
+    def to_model(self) -> ModelProto:
+        """The model, with its weights and statistics as they are now."""
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        for stored in model.graph.initializer:
+            if stored.name in self._places:
+                owner, leaf = self._places[stored.name]
+                stored.CopyFrom(tensor_proto(stored.name, getattr(owner, leaf)))
+        return model
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs: a copy makes its own."""

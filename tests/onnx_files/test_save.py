@@ -1,0 +1,158 @@
+"""Modules written by ``ortmodule_c.onnx.save``, run by ONNX's reference evaluator and read again, beside PyTorch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
+import ortmodule_c
+from ortmodule_c import NotExportable, ORTModule
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(8 * 16, 5),
+        nn.LayerNorm(5),
+        nn.GELU(),
+    )
+
+
+def evaluated(model: onnx.ModelProto, *inputs: Tensor) -> list[np.ndarray]:
+    names = [i.name for i in model.graph.input]
+    return ReferenceEvaluator(model).run(None, {n: t.numpy() for n, t in zip(names, inputs, strict=True)})
+
+
+def assert_as_in_pytorch(module: nn.Module, path: Path, *inputs: Tensor) -> None:
+    with torch.no_grad():
+        expected = module.eval()(*inputs)
+    expected = list(expected) if isinstance(expected, tuple) else [expected]
+    read = ortmodule_c.onnx.load(path)(*inputs)
+    for found in (evaluated(onnx.load(path), *inputs), [read] if isinstance(read, Tensor) else read):
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.as_tensor(got).detach(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_is_written_as_in_evaluation_and_left_as_it_was(tmp_path: Path) -> None:
+    module, x = net(), torch.randn(4, 3, 16, 16)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,))
+    assert module.training and module[1].num_batches_tracked == 0
+    model = onnx.load(tmp_path / "net.onnx")
+    assert [i.name for i in model.graph.input] == ["input"] and [o.name for o in model.graph.output] == ["output"]
+    stored = {t.name: t for t in model.graph.initializer}
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(stored["0.weight"]), module[0].weight.detach())
+    assert_as_in_pytorch(module, tmp_path / "net.onnx", x)
+
+
+def test_sizes_may_be_left_open(tmp_path: Path) -> None:
+    module, x = net(), torch.randn(4, 3, 16, 16)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,), dynamic_axes={"input": [0]}, output_names=["scores"])
+    (given,), (result,) = (getattr(onnx.load(tmp_path / "net.onnx").graph, kind) for kind in ("input", "output"))
+    assert given.type.tensor_type.shape.dim[0].dim_param and result.name == "scores"
+    for n in (4, 7):
+        assert_as_in_pytorch(module, tmp_path / "net.onnx", torch.randn(n, 3, 16, 16))
+
+
+class Named(nn.Module):
+    """Names that meet those of values of the graph, and a weight of two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add = nn.Linear(3, 3)
+        self.again = self.add
+
+    def forward(self, relu: Tensor, *, scale: float = 2.0) -> dict[str, Tensor]:
+        x = torch.relu(self.add(relu)) + 1
+        return {"mul": x * scale, "y": self.again(x)}
+
+
+def test_names_are_those_of_the_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = Named(), torch.randn(2, 3)
+    ortmodule_c.onnx.save(tmp_path / "named.onnx", module, {"relu": x, "scale": 3.0})
+    model = onnx.load(tmp_path / "named.onnx")
+    assert [o.name for o in model.graph.output] == ["mul", "y"]
+    for got, want in zip(evaluated(model, x), module(x, scale=3.0).values(), strict=True):
+        torch.testing.assert_close(torch.as_tensor(got), want.detach())
+
+
+def test_a_wrapper_says_in_what_precision(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(4, 6)
+    ortmodule_c.onnx.save(tmp_path / "half.onnx", ORTModule(module, precision="bf16"), (x,))
+    model = onnx.load(tmp_path / "half.onnx")
+    casts = [a.i for n in model.graph.node if n.op_type == "Cast" for a in n.attribute]
+    assert onnx.TensorProto.BFLOAT16 in casts
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ortmodule_c.onnx.load(model)(x), module(x).float(), rtol=0.02, atol=0.02)
+
+
+def test_a_graph_of_training_is_that_of_training_mode(tmp_path: Path) -> None:
+    module, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(6, 3)
+    with pytest.raises(NotExportable, match="in training ONNX has no BatchNorm"):
+        ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,), training=True)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module[0], (x,), training=True)
+    assert_as_in_pytorch(module[0], tmp_path / "net.onnx", x)
+
+
+def test_a_module_of_a_file_is_written_with_its_weights_of_now(tmp_path: Path) -> None:
+    module, x = net(), torch.randn(4, 3, 16, 16)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,))
+    read = ortmodule_c.onnx.load(tmp_path / "net.onnx")
+    with torch.no_grad():
+        for p in read.parameters():
+            p.mul_(1.5)
+    ortmodule_c.onnx.save(tmp_path / "again.onnx", read, (x,))
+    torch.testing.assert_close(ortmodule_c.onnx.load(tmp_path / "again.onnx")(x), read(x))
+
+
+def test_large_weights_lie_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortmodule_c.onnx.export._MOST_BYTES", 1000)
+    module, x = net(), torch.randn(4, 3, 16, 16)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,))
+    assert (tmp_path / "net.onnx.data").stat().st_size > 1000
+    assert_as_in_pytorch(module, tmp_path / "net.onnx", x)
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def sizes_compared(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] == 4 else x
+
+
+class Compares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return sizes_compared(x)
+
+
+MISTAKES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
+    "an argument that there is not": (net, {"dynamic_axes": {"x": [0]}}, ValueError, "dynamic_axes has 'x', expected"),
+    "an axis that there is not": (net, {"dynamic_axes": {"input": [4]}}, ValueError, "axis 4 of 'input', which has 4"),
+    "too many names": (net, {"output_names": ["a", "b"]}, ValueError, r"output_names are \['a', 'b'\], expected 1"),
+    "a name of an input": (net, {"output_names": ["input"]}, ValueError, "that are no names of inputs"),
+    "a branch on values": (Branches, {}, NotExportable, ""),
+    "a size that is compared": (Compares, {"dynamic_axes": {"x": [0]}}, NotExportable, "cannot be left open"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_cannot_be_written_is_refused_and_leaves_no_file(name: str, tmp_path: Path) -> None:
+    make, options, kind, message = MISTAKES[name]
+    with pytest.raises(kind, match=message):
+        ortmodule_c.onnx.save(tmp_path / "net.onnx", make(), (torch.randn(4, 3, 16, 16),), **options)
+    assert not list(tmp_path.iterdir())
