@@ -10,6 +10,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import ortmodule_c
 from ortmodule_c import NotExportable, ORTModule
@@ -156,3 +157,124 @@ def test_what_cannot_be_written_is_refused_and_leaves_no_file(name: str, tmp_pat
     with pytest.raises(kind, match=message):
         ortmodule_c.onnx.save(tmp_path / "net.onnx", make(), (torch.randn(4, 3, 16, 16),), **options)
     assert not list(tmp_path.iterdir())
+
+
+class Attends(nn.Module):
+    """Attention in one of its forms."""
+
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        masks: dict[str, Tensor | None] = {
+            "bool": torch.arange(7) <= torch.arange(5)[:, None],
+            "added": torch.linspace(-2, 2, 35).reshape(5, 7),
+            "rows of nothing": torch.arange(7) < torch.arange(5)[:, None],
+        }
+        scale = 0.3 if self.mask == "scaled" else None
+        causal = self.mask == "causal"
+        return F.scaled_dot_product_attention(q, k, v, masks.get(self.mask), is_causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "added", "rows of nothing", "causal", "scaled"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["fixed", "open"])
+def test_attention_is_composed(mask: str, is_open: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
+    axes = {name: [0] for name in "qkv"} if is_open else {}
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", Attends(mask), (q, k, v), dynamic_axes=axes)
+    assert_as_in_pytorch(Attends(mask), tmp_path / "net.onnx", q, k, v)
+    if is_open:
+        assert_as_in_pytorch(Attends(mask), tmp_path / "net.onnx", *[torch.cat([t, t * 2]) for t in (q, k, v)])
+
+
+class Recurs(nn.Module):
+    """A recurrent layer, and all that it gives."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y, ends = self.layer(x)
+        return (y, *ends) if isinstance(ends, tuple) else (y, ends)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "said", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}], ids=str
+)
+def test_recurrent_layers_are_those_of_onnx(kind: type[nn.RNNBase], said: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = Recurs(kind(4, 6, **said)), torch.randn(5, 3, 4)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,))
+    ops = [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
+    assert ops.count(kind.__name__) == 4 if "bidirectional" in said else 1
+    assert_as_in_pytorch(module, tmp_path / "net.onnx", x)
+
+
+def test_a_layer_with_relu_is_that_of_onnx(tmp_path: Path) -> None:
+    """ONNX's reference evaluator knows no other function than tanh there."""
+    torch.manual_seed(0)
+    module, x = Recurs(nn.RNN(4, 6, nonlinearity="relu")), torch.randn(5, 3, 4)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,))
+    for got, want in zip(ortmodule_c.onnx.load(tmp_path / "net.onnx")(x), module(x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class Loss(nn.Module):
+    def __init__(self, **said: Any) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(**said)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(x, y)
+
+
+LAYERS: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
+    "a loss": (Loss(ignore_index=1), (torch.linspace(-1, 1, 12).reshape(4, 3), torch.tensor([0, 1, 2, 1]))),
+    "a loss with weights": (
+        Loss(weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none"),
+        (torch.linspace(-1, 1, 24).reshape(4, 3, 2), torch.tensor([[0, 1], [1, 1], [2, 0], [0, 0]])),
+    ),
+    "a mean of all": (nn.AdaptiveAvgPool2d(1), (torch.linspace(0, 1, 60).reshape(1, 2, 5, 6),)),
+    "means of parts": (nn.AdaptiveAvgPool2d((2, 3)), (torch.linspace(0, 1, 48).reshape(1, 2, 4, 6),)),
+    "a norm": (nn.RMSNorm([3, 2], eps=1e-3), (torch.linspace(-1, 2, 24).reshape(4, 3, 2),)),
+    "a norm without weights": (nn.RMSNorm(4, elementwise_affine=False), (torch.linspace(-1, 2, 24).reshape(6, 4),)),
+    "a transformer": (
+        nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True),
+        (torch.linspace(-1, 1, 80).reshape(2, 5, 8),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_composed(name: str, tmp_path: Path) -> None:
+    module, inputs = LAYERS[name]
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module.eval(), inputs)
+    assert_as_in_pytorch(module, tmp_path / "net.onnx", *inputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "op"),
+    [(nn.AdaptiveAvgPool2d((3, 3)), "AdaptiveAvgPool"), (Loss(label_smoothing=0.1), "CrossEntropy")],
+    ids=["pool", "loss"],
+)
+def test_what_onnx_cannot_compose_is_refused_by_name(module: nn.Module, op: str, tmp_path: Path) -> None:
+    x: Any = (torch.randn(4, 3), torch.tensor([0, 1, 2, 1])) if op == "CrossEntropy" else (torch.randn(1, 2, 4, 5),)
+    with pytest.raises(NotExportable, match=f"in evaluation ONNX has no {op}"):
+        ortmodule_c.onnx.save(tmp_path / "net.onnx", module, x)
+
+
+def test_a_language_model_is_written(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "use_cache": False}
+    torch.manual_seed(0)
+    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    ids = torch.randint(50, (3, 9))
+    ortmodule_c.onnx.save(tmp_path / "gpt2.onnx", module, {"input_ids": ids})
+    model = onnx.load(tmp_path / "gpt2.onnx")
+    assert [o.name for o in model.graph.output] == ["logits"]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.as_tensor(evaluated(model, ids)[0]), module(ids).logits, rtol=1e-4, atol=1e-5)

@@ -53,7 +53,7 @@ def export(
     if len(outputs) != len(found) or len({*inputs, *outputs}) != len(inputs) + len(outputs):
         raise ValueError(f"output_names are {outputs}, expected {len(found)} that are no names of inputs, each once")
     text, constants = to_text(graph.lowered.model, typed=True)
-    proto = to_model(_C.describe(text, "parse", constants=constants))
+    proto = to_model(_C.describe(text, "parse", constants=constants), portable=True)
     del proto.graph.output[len(outputs) :]  # what a training step writes into buffers
     _drop_unused(proto.graph)
     unknown = sorted({n.op_type for n in proto.graph.node if n.domain} - {f.name for f in proto.functions})

@@ -8,12 +8,12 @@ import torch
 
 from ..errors import Unsupported
 from ..lowering.draft import Val
+from .compose import GATES
 from .importer import Given, Importer, Results
 from .sequences import stacked
 
-# By op: its functions, and the place in ONNX's order of each gate of the core.
+# By op: its functions.
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
-_ORDER = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}
 _CELLS = {"LSTM": "LstmCells", "GRU": "GruCells", "RNN": "RnnCells"}
 
 Step = Callable[[Val, list[Val]], list[Val]]  # of what the input gives to the gates, and of the states: the states
@@ -78,7 +78,7 @@ class _Layer:
         if self.said.get("activation_alpha") or self.said.get("activation_beta"):
             raise Unsupported("functions with parameters of their own")
         self.functions, self.peepholes = list(functions), peepholes
-        self.gates = len(_ORDER[node.op])
+        self.gates = len(GATES[node.op])
         self.given: Val | None = None
         self.added: Val | None = None
         if bias is not None:
@@ -107,7 +107,7 @@ class _Layer:
             return v
         each = int(v.dims[0]) // self.gates
         parts = self.t.emit("Split", v, self.t.const([each] * self.gates), outputs=self.gates, axis=0)
-        return self.t.emit("Concat", *[parts[i] for i in _ORDER[self.op]], axis=0)
+        return self.t.emit("Concat", *[parts[i] for i in GATES[self.op]], axis=0)
 
     def _one_by_one(self, x: Val, states: list[Val], lengths: Val | None, backwards: bool) -> list[Val]:
         t, n = self.t, int(x.dims[0])

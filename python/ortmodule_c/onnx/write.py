@@ -1,6 +1,6 @@
 """Writes graphs of the C core as ONNX models."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoPro
 from .. import _C
 from ..dtypes import DTYPES
 from ..lowering.draft import OPSET, OVER, OWN_DOMAIN, OWN_OPSET
+from .compose import COMPOSED, PORTABLE, SEVERAL, Composition, Parts
 from .description import Attribute, Description, Node, Raw, Type, described
 
 _CODES: dict[str, int] = {text: TensorProto.DataType.Value(name) for text, name in DTYPES.values()}
@@ -49,20 +50,22 @@ def save(graph: Raw, path: Path) -> None:
     onnx.save(to_model(graph), str(path))
 
 
-def to_model(graph: Raw) -> onnx.ModelProto:
+def to_model(graph: Raw, portable: bool = False) -> onnx.ModelProto:
     """The ONNX model of a graph, as :func:`_C.describe` gives it.
 
     A node is in ONNX's own domain if ONNX's checker takes it there and it means the same; all others are in the
     domain ``ai.ortmodule_c``. Gradients given to a joint graph are inputs after the others, those it gives are outputs
-    after the others.
+    after the others. With `portable` nodes are in ONNX's terms wherever it can compose them, for other programs.
     """
-    return _Writer(described(graph)).model()
+    return _Writer(described(graph), {**COMPOSED, **(PORTABLE if portable else {})}).model()
 
 
 class _Writer:
-    def __init__(self, graph: Description) -> None:
+    def __init__(self, graph: Description, composed: Mapping[str, Composition]) -> None:
+        self._composed = composed
         self._graph = graph
         self._used = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *graph.gradients}
+        self._sources = {o[0]: node for node in graph.nodes for o in node.outputs if o is not None}
         self._types: dict[str, TypeProto] = {}
         self._initializers: list[TensorProto] = []
         self._nodes: list[NodeProto] = []
@@ -123,74 +126,27 @@ class _Writer:
 
     def _parts(self, node: Node) -> list[Node]:
         """What ONNX composes a node of, if it has other ops for it; any other node as it is."""
-        given = {a.name: a.value for a in node.attributes}
-        parts: list[Node] = []
-        if node.op == "FusedMatMul" and node.outputs[0] is not None:
-            parts = self._product(node, given)
-        elif node.op == "GatherND" and given.get("axis") and node.outputs[0] is not None:
-            parts = self._gather(node, given["axis"])
-        return parts or [node]
+        composed = self._composed.get(node.op)
+        used = [i for i, o in enumerate(node.outputs) if o is not None and o[0] in self._used]
+        gives = composed is not None and used and used[-1] < SEVERAL.get(node.op, 1)
+        parts = composed(Parts(node, used, self)) if composed is not None and gives else None
+        if parts is None:
+            return [node]
+        self._used |= {name for part in parts.nodes for name in part.inputs}
+        return parts.nodes
 
-    def _part(
-        self, node: Node, op: str, inputs: Sequence[str | None], name: str, kind: Type | None, *said: Any
-    ) -> Node:
-        """One of those that stand for `node`; its name is used by another."""
-        self._used.add(name)
-        return Node(op, node.name, node.phase, list(inputs), [(name, kind)], said)
+    def type_of(self, value: str | None) -> TypeProto | None:
+        """The type of a value, if that is known."""
+        return self._types.get(value or "")
 
-    def _product(self, node: Node, given: dict[str, Any]) -> list[Node]:
-        """A product that has transposed operands and a bias."""
-        turned = [bool(given.get(name)) for name in ("transA", "transB")]
-        ranks = [self._rank(v) for v in node.inputs[:2]]
-        is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=False))
-        if given.get("alpha", 1) != 1 or is_open or "to" in given or len({self._dtype(v) for v in node.inputs[:2]}) > 1:
-            return []
-        parts = []
-        assert node.outputs[0] is not None
-        result, kind = node.outputs[0]
-        *operands, bias = [*node.inputs, None][:3]
-        for i, rank in enumerate(ranks):
-            if turned[i] and rank is not None and rank > 1:
-                perm = Attribute("perm", "INTS", [*range(rank - 2), rank - 1, rank - 2])
-                parts.append(self._part(node, "Transpose", [operands[i]], f"{result}:{i}", None, perm))
-                operands[i] = f"{result}:{i}"
-        product = result if bias is None else f"{result}:product"
-        parts.append(self._part(node, "MatMul", operands, product, kind))
-        if bias is not None:
-            parts.append(self._part(node, "Add", [product, bias], result, kind))
-        return parts
+    def source_of(self, value: str | None) -> Node | None:
+        """The node that gives a value."""
+        return self._sources.get(value or "")
 
-    def _gather(self, node: Node, axis: int) -> list[Node]:
-        """Picking by index along axes that are not the first."""
-        x, ids = node.inputs[:2]
-        rank, rank_of_ids, depth = self._rank(x), self._rank(ids), self._last_dim(ids)
-        if rank is None or rank_of_ids is None or depth is None:
-            return []
-        assert node.outputs[0] is not None
-        result, kind = node.outputs[0]
-        k, last = rank_of_ids - 1, axis + depth
-        there = Attribute("perm", "INTS", [*range(axis, last), *range(axis), *range(last, rank)])
-        back = Attribute("perm", "INTS", [*range(k, k + axis), *range(k), *range(k + axis, k + rank - depth)])
-        return [
-            self._part(node, "Transpose", [x], f"{result}:0", None, there),
-            self._part(node, "GatherND", [f"{result}:0", ids], f"{result}:1", None),
-            self._part(node, "Transpose", [f"{result}:1"], result, kind, back),
-        ]
-
-    def _last_dim(self, value: str | None) -> int | None:
-        """The size of a value's last dim, if that is known."""
-        dims = self._types[value].tensor_type.shape.dim if value in self._types and self._rank(value) else []
-        return dims[-1].dim_value if dims and dims[-1].HasField("dim_value") else None
-
-    def _rank(self, value: str | None) -> int | None:
-        """How many dims a value has, if that is known."""
-        kind = self._types.get(value or "")
-        return len(kind.tensor_type.shape.dim) if kind is not None and kind.tensor_type.HasField("shape") else None
-
-    def _dtype(self, value: str | None) -> int | None:
-        """ONNX's code of a value's dtype, if that is known."""
-        kind = self._types.get(value or "")
-        return None if kind is None else kind.tensor_type.elem_type
+    def add_constant(self, name: str, dtype: int, dims: tuple[int, ...], values: list[Any]) -> None:
+        """Add a constant under a name."""
+        self._types[name] = helper.make_tensor_type_proto(dtype, dims)
+        self._initializers.append(helper.make_tensor(name, dtype, dims, values))
 
     def _node(self, node: Node) -> list[ValueInfoProto]:
         """Add a node; the types of its outputs."""
@@ -205,7 +161,8 @@ class _Writer:
 
     def _standard(self, node: Node, outputs: list[str], types: dict[str, TypeProto]) -> NodeProto | None:
         """The node in ONNX's terms, if it has any; what ONNX finds of types not known yet goes into `types`."""
-        if not _C.ops()[node.op][1] or self._means_more(node, outputs):
+        ours = _C.ops().get(node.op)  # none of an op that ours are composed of alone
+        if (ours is not None and not ours[1]) or self._means_more(node, outputs):
             return None
         schema = onnx.defs.get_schema(node.op, OPSET)
         initializers = len(self._initializers)
