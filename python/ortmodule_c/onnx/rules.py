@@ -12,7 +12,19 @@ import torch
 from .. import _C
 from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
-from . import control, einsum, indexing, movement, older, quantization, recurrent, sampling, sequences, transforms
+from . import (
+    control,
+    einsum,
+    indexing,
+    movement,
+    older,
+    optimizers,
+    quantization,
+    recurrent,
+    sampling,
+    sequences,
+    transforms,
+)
 from .importer import Given, Importer, Results, Rule, Value, tensor_of, torch_dtype
 
 # Attributes that the core does not know, at the values at which they say nothing.
@@ -428,6 +440,7 @@ def _rows(first: int, rule: Rule, *ops: str) -> dict[tuple[str, str], dict[int, 
     return {("", op): {first: rule} for op in ops}
 
 
+_TRAINING = "ai.onnx.preview.training"
 _REDUCTIONS = [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")]
 _REDUCTIONS += ["ReduceSumSquare"]
 _SINCE_18 = [op for op in _REDUCTIONS if op != "ReduceSum"]
@@ -514,6 +527,9 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Softmax"): {1: _flattened, 13: same},
     ("", "LogSoftmax"): {1: _flattened, 13: same},
     ("", "Hardmax"): {1: _flattened, 13: _hardmax},
+    (_TRAINING, "Adagrad"): {1: optimizers.adagrad},
+    (_TRAINING, "Adam"): {1: optimizers.adam},
+    (_TRAINING, "Momentum"): {1: optimizers.momentum},
     # Ours, as files of ours have them: also ops of ONNX's names where ONNX does not know what they say.
     **{(OWN_DOMAIN, op): {1: _own(op)} for op in _C.ops() if not op.startswith("TorchCall")},
 }
