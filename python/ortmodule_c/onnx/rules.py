@@ -14,6 +14,7 @@ from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
 from . import (
     control,
+    determinant,
     einsum,
     indexing,
     movement,
@@ -24,33 +25,24 @@ from . import (
     sampling,
     sequences,
     transforms,
+    windows,
 )
 from .importer import Given, Importer, Results, Rule, Value, tensor_of, torch_dtype
+from .windows import by_channel, root
 
 # Attributes that the core does not know, at the values at which they say nothing.
 _SAY_NOTHING: dict[str, Any] = {
-    "auto_pad": "NOTSET",
     "saturate": 1,
     "select_last_index": 0,
     "stash_type": 1,
-    "storage_order": 0,
     "round_mode": "up",
-    "kernel_shape": None,  # of a convolution, which the weight tells
 }
 
 
 def same(t: Importer, node: Given, *inputs: Val | None) -> Results:
     """The core has the op, as ONNX has it."""
-    return _emit(t, node.op, node, *inputs)
-
-
-def _emit(t: Importer, op: str, node: Given, *inputs: Val | None, **more: Any) -> Any:
-    said = {
-        k: v
-        for k, v in (node.attributes | more).items()
-        if k not in _SAY_NOTHING or (_SAY_NOTHING[k] != v and not (k == "kernel_shape" and op == "Conv"))
-    }
-    return t.emit(op, *inputs, outputs=node.outputs, **said)
+    said = {k: v for k, v in node.attributes.items() if k not in _SAY_NOTHING or _SAY_NOTHING[k] != v}
+    return t.emit(node.op, *inputs, outputs=node.outputs, **said)
 
 
 def _identity(t: Importer, node: Given, x: Value) -> Results:
@@ -121,7 +113,19 @@ def _cast_like(t: Importer, node: Given, x: Val, like: Val) -> Results:
 
 
 def _pow(t: Importer, node: Given, x: Val, exponent: Val) -> Results:
-    return t.emit("Pow", x, t.cast(exponent, x.dtype))
+    if x.dtype.is_floating_point:
+        return t.emit("Pow", x, t.cast(exponent, x.dtype))
+    if exponent.dtype.is_floating_point:
+        return t.cast(t.emit("Pow", t.cast(x, torch.float64), t.cast(exponent, torch.float64)), x.dtype)
+    times = t.known(exponent, "the exponent of whole numbers")
+    if (times < 0).any():
+        raise Unsupported("a negative exponent of whole numbers")
+    sizes = torch.broadcast_shapes(times.shape, [int(d) for d in x.dims])
+    power: Val = t.tensor(torch.ones(sizes, dtype=x.dtype))
+    while times.any():
+        power = t.emit("Mul", power, t.emit("Where", t.tensor(times % 2 == 1), x, t.like(x, 1)))
+        x, times = t.emit("Mul", x, x), times // 2
+    return power
 
 
 def _mod(t: Importer, node: Given, a: Val, b: Val) -> Results:
@@ -191,6 +195,27 @@ def _prelu(t: Importer, node: Given, x: Val, slope: Val) -> Results:
 # Reductions
 
 
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else int(dtype != torch.bool and torch.iinfo(dtype).min)
+
+
+def _highest(dtype: torch.dtype) -> float:
+    return math.inf if dtype.is_floating_point else int(dtype == torch.bool or torch.iinfo(dtype).max)
+
+
+# What is made of no elements, where the core says nothing.
+_OF_NONE = {"ReduceMax": _lowest, "ReduceMin": _highest, "ReduceLogSumExp": _lowest}
+
+
+def _without(t: Importer, x: Val, axes: Val | None, keep: int, noop: int) -> list[int] | None:
+    """The sizes of a result of which each element is made of none."""
+    given = [] if axes is None else t.known(axes, "the axes").tolist()
+    chosen = {a % x.rank for a in given} if given or noop else set(range(x.rank))
+    if all(int(x.dims[a]) for a in chosen):
+        return None
+    return [1 if a in chosen else int(d) for a, d in enumerate(x.dims) if keep or a not in chosen]
+
+
 def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
     """Some are of functions of the elements, some give a function of the result."""
     keep, noop = node.attributes.get("keepdims", 1), node.attributes.get("noop_with_empty_axes", 0)
@@ -198,6 +223,8 @@ def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
     def over(op: str, v: Val, keepdims: int = keep) -> Val:
         return t.emit(op, v, axes, keepdims=keepdims, noop_with_empty_axes=noop)
 
+    if node.op in _OF_NONE and not all(x.dims) and (sizes := _without(t, x, axes, keep, noop)) is not None:
+        return t.tensor(torch.full(sizes, _OF_NONE[node.op](x.dtype), dtype=x.dtype))
     if x.dtype == torch.bool:
         return t.cast(over(node.op, t.cast(x, torch.int64)), torch.bool)
     if node.op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
@@ -213,15 +240,7 @@ def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
         total = t.emit("Log", over("ReduceSum", t.emit("Exp", t.emit("Sub", x, highest))))
         return t.emit("Add", total, t.emit("Reshape", highest, t.const([int(d) for d in total.dims])))
     squares = over("ReduceSum", t.emit("Mul", x, x))
-    return squares if node.op == "ReduceSumSquare" else _root(t, squares, 0.5)
-
-
-def _root(t: Importer, x: Val, exponent: float) -> Val:
-    """A root of what is not negative, of which that of 0 has no gradient."""
-    none = t.emit("Equal", x, t.like(x, 0))
-    some = t.emit("Where", none, t.like(x, 1), x)
-    root = t.emit("Sqrt", some) if exponent == 0.5 else t.emit("Pow", some, t.like(x, exponent))
-    return t.emit("Where", none, t.like(x, 0), root)
+    return squares if node.op == "ReduceSumSquare" else root(t, squares, 0.5)
 
 
 def _reduce(t: Importer, node: Given, x: Val, axes: Val | None = None) -> Results:
@@ -275,15 +294,6 @@ def _batch_norm_6(t: Importer, node: Given, x: Val, *others: Val) -> tuple[Val |
     return _batch_norm(t, node, x, *others)
 
 
-def _lp_pool(t: Importer, node: Given, x: Val) -> Results:
-    """Means of powers, of as many elements as the kernel has."""
-    said = dict(node.attributes)
-    p, count = said.pop("p"), math.prod(said["kernel_shape"])
-    given = Given("AveragePool", node.since, said | {"count_include_pad": 1}, 1)
-    powers: Any = _window(t, given, t.emit("Pow", t.emit("Abs", x), t.like(x, p)))
-    return _root(t, t.emit("Mul", powers, t.like(x, count)), 1 / p)
-
-
 def _gemm(t: Importer, node: Given, a: Val, b: Val, c: Val | None = None) -> Results:
     said = node.attributes
     turned = [t.emit("Transpose", v, perm=[1, 0]) if said[k] else v for v, k in ((a, "transA"), (b, "transB"))]
@@ -295,72 +305,13 @@ def _gemm(t: Importer, node: Given, a: Val, b: Val, c: Val | None = None) -> Res
     return t.emit("Add", out, c if said["beta"] == 1 else t.emit("Mul", c, t.like(c, said["beta"])))
 
 
-def _window(t: Importer, node: Given, x: Val, *others: Val) -> Results:
-    """A convolution or pooling; what the padding is to be follows from the sizes."""
-    said = dict(node.attributes)
-    auto = said.pop("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        kernel = said.get("kernel_shape") or [int(d) for d in others[0].dims[2:]]
-        ones = [1] * len(kernel)
-        strides, dilations = said.get("strides") or ones, said.get("dilations") or ones
-        total = [
-            max((-(-int(d) // s) - 1) * s + (k - 1) * dilation + 1 - int(d), 0)
-            for d, k, s, dilation in zip(x.dims[2:], kernel, strides, dilations, strict=True)
-        ]
-        less, more = [p // 2 for p in total], [p - p // 2 for p in total]
-        said["pads"] = [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
-    if node.op == "Conv":
-        said.pop("kernel_shape", None)
-        return t.emit("Conv", x, *others, **said)
-    if node.op == "MaxPool" and node.outputs > 1:
-        return _max_pool_with_indices(t, x, said)
-    said.pop("storage_order", None)
-    return t.emit(node.op, x, **said)
-
-
-def _conv_transpose(t: Importer, node: Given, x: Val, weight: Val, bias: Val | None = None) -> Results:
-    """What the padding is to be follows from the size that the result is to have, if that is said."""
-    said = {k: v for k, v in node.attributes.items() if k != "kernel_shape"}
-    auto, wanted = said.pop("auto_pad", "NOTSET"), said.pop("output_shape", None)
-    sizes, kernel = [int(d) for d in x.dims[2:]], [int(d) for d in weight.dims[2:]]
-    strides, dilations = (said.get(k) or [1] * len(kernel) for k in ("strides", "dilations"))
-    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [d * s for d, s in zip(sizes, strides, strict=True)]
-    if wanted is not None:
-        more = said.get("output_padding") or [0] * len(kernel)
-        total = [
-            s * (d - 1) + p + (k - 1) * dilation + 1 - w
-            for d, s, p, k, dilation, w in zip(
-                sizes, strides, more, kernel, dilations, wanted[-len(kernel) :], strict=True
-            )
-        ]
-        less, rest = [p // 2 for p in total], [p - p // 2 for p in total]
-        said["pads"] = [*less, *rest] if auto == "SAME_UPPER" else [*rest, *less]
-    return t.emit("ConvTranspose", x, weight, bias, **said)
-
-
-def _max_pool_with_indices(t: Importer, x: Val, said: dict[str, Any]) -> Results:
-    """ONNX counts through the whole tensor, the core within a plane."""
-    if said.pop("storage_order", 0):
-        raise Unsupported("storage_order=1")
-    y, within, _ = t.emit("MaxPool", x, outputs=3, **said)
-    plane = math.prod(int(d) for d in x.dims[2:])
-    firsts = torch.arange(int(x.dims[0]) * int(x.dims[1])) * plane
-    first = t.tensor(firsts.reshape([int(d) for d in x.dims[:2]] + [1] * (x.rank - 2)))
-    return y, t.emit("Add", within, first)
-
-
-def _by_channel(t: Importer, v: Val, rank: int) -> Val:
-    return t.emit("Reshape", v, t.const([-1] + [1] * (rank - 2)))
-
-
 def _batch_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val, mean: Val, var: Val) -> tuple[Val | None, ...]:
     epsilon, momentum = node.attributes["epsilon"], node.attributes["momentum"]
     if not t.trains(bool(node.attributes.get("training_mode", 0))):
         rate = t.emit("Rsqrt", t.emit("Add", var, t.like(var, epsilon)))
-        rate, centre = (_by_channel(t, t.cast(v, x.dtype), x.rank) for v in (rate, mean))
-        scaled = t.emit("Mul", t.emit("Mul", t.emit("Sub", x, centre), rate), _by_channel(t, scale, x.rank))
-        return (t.emit("Add", scaled, _by_channel(t, bias, x.rank)),)
+        rate, centre = (by_channel(t, t.cast(v, x.dtype), x.rank) for v in (rate, mean))
+        scaled = t.emit("Mul", t.emit("Mul", t.emit("Sub", x, centre), rate), by_channel(t, scale, x.rank))
+        return (t.emit("Add", scaled, by_channel(t, bias, x.rank)),)
     y, batch_mean, rate = t.emit("BatchNorm", x, scale, bias, outputs=3, epsilon=epsilon, momentum=1 - momentum)
     # ONNX's running variance is not that of a sample: it is that of the elements.
     batch_var = t.emit("Sub", t.emit("Reciprocal", t.emit("Mul", rate, rate)), t.like(rate, epsilon))
@@ -377,8 +328,8 @@ def _instance_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val) -> R
     centred = t.emit("Sub", x, t.emit("ReduceMean", x, axes, keepdims=1))
     var = t.emit("ReduceMean", t.emit("Mul", centred, centred), axes, keepdims=1)
     rate = t.emit("Rsqrt", t.emit("Add", var, t.like(x, node.attributes["epsilon"])))
-    scaled = t.emit("Mul", t.emit("Mul", centred, rate), _by_channel(t, scale, x.rank))
-    return t.emit("Add", scaled, _by_channel(t, bias, x.rank))
+    scaled = t.emit("Mul", t.emit("Mul", centred, rate), by_channel(t, scale, x.rank))
+    return t.emit("Add", scaled, by_channel(t, bias, x.rank))
 
 
 def _local_response_norm(t: Importer, node: Given, x: Val) -> Results:
@@ -397,7 +348,7 @@ def _lp_norm(t: Importer, node: Given, x: Val) -> Results:
     if node.attributes["p"] == 1:
         length = t.emit("ReduceSum", t.emit("Abs", x), axes, keepdims=1)
     else:
-        length = _root(t, t.emit("ReduceSum", t.emit("Mul", x, x), axes, keepdims=1), 0.5)
+        length = root(t, t.emit("ReduceSum", t.emit("Mul", x, x), axes, keepdims=1), 0.5)
     none = t.emit("Equal", length, t.like(x, 0))
     return t.emit("Where", none, t.like(x, 0), t.emit("Div", x, t.emit("Where", none, t.like(x, 1), length)))
 
@@ -455,7 +406,8 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(7, same, "Equal", "Greater", "Less"),
     **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
     **_rows(1, _cast_like, "CastLike"),
-    **_rows(1, _conv_transpose, "ConvTranspose"),
+    **_rows(1, windows.conv, "Conv"),
+    **_rows(1, windows.conv_transpose, "ConvTranspose"),
     **_rows(1, _constant, "Constant"),
     **_rows(1, _constant_of_shape, "ConstantOfShape"),
     **_rows(1, movement.eye_like, "EyeLike"),
@@ -473,7 +425,8 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _softsign, "Softsign"),
     **_rows(1, movement.split, "Split"),
     **_rows(1, movement.transpose, "Transpose"),
-    **_rows(1, _window, "AveragePool", "Conv", "MaxPool"),
+    **_rows(1, windows.average, "AveragePool"),
+    **_rows(1, windows.maximum, "MaxPool"),
     **_rows(6, _cast, "Cast"),
     **_rows(6, _hard_sigmoid, "HardSigmoid"),
     **_rows(6, _instance_norm, "InstanceNormalization"),
@@ -483,7 +436,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _gemm, "Gemm"),
     **_rows(1, _extreme, "ArgMax", "ArgMin"),
     **_rows(1, _cum_sum, "CumSum"),
-    **_rows(1, _lp_pool, "LpPool"),
+    **_rows(1, windows.lp, "LpPool"),
     **_rows(1, quantization.dequantize, "DequantizeLinear"),
     **_rows(1, quantization.quantize, "QuantizeLinear"),
     **_rows(1, indexing.col2im, "Col2Im"),
@@ -507,7 +460,10 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(9, control.scan, "Scan"),
     **_rows(7, recurrent.recurrent, "GRU", "LSTM", "RNN"),
     **_rows(1, indexing.compress, "Compress"),
+    **_rows(1, determinant.det, "Det"),
     **_rows(1, einsum.einsum, "Einsum"),
+    **_rows(1, transforms.mel_weights, "MelWeightMatrix"),
+    **_rows(1, transforms.stft, "STFT"),
     **_rows(1, sampling.grid_sample, "GridSample"),
     **_rows(1, indexing.max_unpool, "MaxUnpool"),
     **_rows(1, indexing.non_zero, "NonZero"),
