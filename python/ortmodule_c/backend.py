@@ -1,6 +1,6 @@
 """The Backend API of ONNX on the C core: ``ortmodule_c.backend.prepare(model).run(inputs)``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,16 @@ class Rep(BackendRep):
         self.module = module
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, arrays, by position and name; inputs are arrays, by position, or by name in a mapping."""
+        """The outputs, by position and name; inputs are given by position, or by name in a mapping.
+
+        Each is an array, a list of them for a sequence, or None for an optional that is not there.
+        """
         by_name = (
             inputs if isinstance(inputs, Mapping) else dict(zip(self.module.input_names, _list(inputs), strict=True))
         )
         with torch.no_grad():
-            results = self.module(**{name: _tensor(a) for name, a in by_name.items()})
-        arrays = [_array(t) for t in (results if isinstance(results, tuple) else (results,))]
+            results = self.module(**{name: _of_each(_tensor, a) for name, a in by_name.items()})
+        arrays = [_of_each(_array, t) for t in (results if isinstance(results, tuple) else (results,))]
         return namedtupledict("Outputs", self.module.output_names)(*arrays)
 
 
@@ -83,6 +86,13 @@ class CpuBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether it is the CPU."""
         return Device(device).type == DeviceType.CPU if device in DeviceType.__dict__ or ":" in device else False
+
+
+def _of_each(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Of an array or tensor, of each of a list, and nothing of nothing."""
+    if isinstance(value, list):
+        return [convert(v) for v in value]
+    return None if value is None else convert(value)
 
 
 def _list(inputs: Any) -> Sequence[Any]:

@@ -192,7 +192,7 @@ def test_what_has_no_translation_is_named(node: str, said: str) -> None:
         ortmodule_c.onnx.load(made)(torch.ones(4))
 
 
-@pytest.mark.parametrize("op", ["Optional", "StringConcat", "Unique"])
+@pytest.mark.parametrize("op", ["RegexFullMatch", "StringConcat", "StringSplit"])
 def test_what_has_no_row_is_refused(op: str) -> None:
     made = model("net (float[4] x) => (float[4] y) { y = Neg(x) }", {})
     made.graph.node[0].op_type = op
@@ -380,7 +380,7 @@ def test_a_graph_has_the_values_of_those_inputs_in_it_that_it_cannot_do_without(
         for ids in ([0, 1, 2, 3], [3, 3, 0, 0]):
             y, z = module(x, torch.tensor(shape), torch.tensor(ids))
             assert torch.equal(y, x.reshape(shape)) and torch.equal(z, x[ids])
-    assert module._pinned == {"shape"}
+    assert {name for name, _ in module._pinned} == {"shape"}
     with pytest.raises(NotExportable, match="Reshape"):
         module(x, torch.tensor([5]), torch.tensor(ids))
 

@@ -1,11 +1,13 @@
-"""If, Loop and Scan, as they run for what is known when a graph is made: the branch taken, the steps one by one."""
+"""If, Loop, Scan and SequenceMap, by what is known when a graph is made: the branch taken, the steps one by one."""
+
+from typing import Any
 
 import torch
 from onnx import GraphProto
 
 from ..errors import Unsupported
 from ..lowering.draft import Val
-from .importer import Given, Importer, Results
+from .importer import Given, Importer, Results, Value
 from .sequences import stacked
 
 _MOST_STEPS = 10_000
@@ -34,6 +36,27 @@ def loop(
             each.append(v)
         step += 1
     return (*values, *[stacked(t, each, 0) for each in gathered])
+
+
+def mapped(t: Importer, node: Given, items: list[Val], *others: Value) -> Results:
+    """Item by item; a tensor is the same for all."""
+    body: GraphProto = node.attributes["body"]
+    each = [t.body(body, [item, *[v[i] if isinstance(v, list) else v for v in others]]) for i, item in enumerate(items)]
+    return tuple([results[k] for results in each] for k in range(len(body.output)))
+
+
+def scan_8(t: Importer, node: Given, lengths: Val | None, *inputs: Val) -> Results:
+    """Of a batch, sample by sample; axes are those of a sample, and only inputs may be turned round."""
+    if lengths is not None:
+        raise Unsupported("lengths of the samples")
+    said = {k: v for k, v in node.attributes.items() if k != "directions"}
+    said |= {"scan_input_directions": node.attributes.get("directions")}
+    given = Given(node.op, 9, said, node.outputs)
+    samples: list[Any] = [
+        scan(t, given, *[t.emit("Gather", v, t.const(i), axis=0) for v in inputs])
+        for i in range(int(inputs[0].dims[0]))
+    ]
+    return tuple(stacked(t, each, 0) for each in zip(*samples, strict=True))
 
 
 def scan(t: Importer, node: Given, *inputs: Val) -> Results:

@@ -26,7 +26,13 @@ KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.
 _FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 3}
 _FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2, "LstmCells": 5, "GruCells": 4, "RnnCells": 2}
 
-Value = Val | list[Val]  # a tensor, or a sequence of them
+
+class Nothing:
+    """An optional without an element."""
+
+
+NOTHING = Nothing()
+Value = Val | list[Val] | Nothing  # a tensor, a sequence of them, or what an optional may be besides
 Results = Value | tuple[Value | None, ...]
 
 
@@ -301,7 +307,7 @@ def _domain(node: NodeProto) -> str:
 def _type(v: Value | None) -> onnx.TypeProto:
     if isinstance(v, Val):
         return helper.make_tensor_type_proto(int(v.ir.dtype or 0), list(_sizes(v)))
-    return helper.make_sequence_type_proto(_type(v[0])) if v else onnx.TypeProto()
+    return helper.make_sequence_type_proto(_type(v[0])) if isinstance(v, list) and v else onnx.TypeProto()
 
 
 def _sizes(v: Val) -> tuple[int, ...]:

@@ -2,13 +2,13 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 from torch import Tensor, nn
 
 from .. import _C
@@ -21,7 +21,7 @@ from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
 from ..lowering.to_text import to_text
 from ..process import one_thread_after_fork, tracing_lock
-from .importer import KNOWN, Importer, Value, bodies, find, named, schema_of, tensor_of, tensor_proto, walk
+from .importer import KNOWN, NOTHING, Importer, Value, bodies, find, named, schema_of, tensor_of, tensor_proto, walk
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
@@ -32,11 +32,17 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 _NUMBERS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2)}
 _NUMBERS |= {"Upsample": (1,)}
 
+# What an input or an output is: a tensor, a sequence of so many, or an optional that is not there.
+_Form = Literal["tensor", "none"] | int
+_Part = tuple[str, int]  # of an input: its name, and the place in a sequence, or -1
+_Graph = tuple[Runner, list[_Form]]  # and the forms of its outputs
+
 
 class OnnxModule(nn.Module):
     """A module made of an ONNX model; see :func:`ortmodule_c.onnx.load`.
 
-    Inputs are given by position or by name. It starts in the mode that the model was written in: in training if any of
+    Inputs are given by position or by name: a tensor, for a sequence a list of them, for an optional also None; outputs
+    are such too. It starts in the mode that the model was written in: in training if any of
     its nodes is. `train()` and `eval()` then say what Dropout and BatchNormalization do; in training those nodes do
     that the model has in training, or if it has none, all.
 
@@ -60,7 +66,7 @@ class OnnxModule(nn.Module):
         _check(graph.node, self._opsets, {(f.domain, f.name) for f in model.functions})
         for kind, values in (("input", graph.input), ("output", graph.output)):
             for value in values:
-                _check_type(kind, value)
+                _check_type(kind, value.name, value.type)
         self.input_names = [i.name for i in graph.input if i.name not in stored]
         self.output_names = [o.name for o in graph.output]
         self._declared = {i.name: i.type for i in graph.input}
@@ -79,8 +85,8 @@ class OnnxModule(nn.Module):
             else:
                 self._constants[name] = tensor
         self._has_training = any(_is_training(node, graph, stored) for node in walk(graph.node))
-        self._graphs: OrderedDict[Hashable, Runner] = OrderedDict()
-        self._pinned: frozenset[str] = frozenset()  # small inputs whose values graphs cannot do without
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._pinned: frozenset[_Part] = frozenset()  # small inputs whose values graphs cannot do without
         self.train(self._has_training)
 
     def _add(self, name: str, tensor: Tensor, is_buffer: bool = False) -> None:
@@ -103,14 +109,15 @@ class OnnxModule(nn.Module):
         self._places[name] = owner, leaf
 
     @torch._disable_dynamo  # as torch.compiler.disable, but that imports Dynamo at once
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        """The model's outputs: a tensor, or a tuple of them."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs: one, or a tuple of them."""
         one_thread_after_fork()
         given = self._given(args, kwargs)
         stored = {name: getattr(owner, leaf) for name, (owner, leaf) in self._places.items()}
         with tracing_lock:
-            runner, inputs = self._graph(given, stored)
-        results = runner.run(runner.prepare(inputs))
+            (runner, forms), inputs = self._graph(given, stored)
+        tensors = iter(runner.run(runner.prepare(inputs)))
+        results = [_formed(form, tensors) for form in forms]
         return results[0] if len(results) == 1 else tuple(results)
 
     def to_model(self) -> ModelProto:
@@ -127,86 +134,129 @@ class OnnxModule(nn.Module):
         """Without graphs: a copy makes its own."""
         return {**self.__dict__, "_graphs": OrderedDict()}
 
-    def _given(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.input_names):
             raise TypeError(f"{len(args)} inputs are given, the model has {len(self.input_names)}: {self.input_names}")
         given = dict(zip(self.input_names, args, strict=False))
-        for name, t in kwargs.items():
+        for name, value in kwargs.items():
             if name not in self.input_names or name in given:
                 raise TypeError(f"input {name!r} is {'given twice' if name in given else 'none of the model'}")
-            given[name] = t
+            given[name] = value
         missing = [name for name in self.input_names if name not in given]
         if missing:
             raise TypeError(f"inputs {missing} are not given")
         for name in self.input_names:
-            if not isinstance(given[name], Tensor):
-                raise TypeError(f"input {name!r} is a {type(given[name]).__name__}, not a tensor")
-            self._check_shape(name, given[name])
+            _check_value(name, given[name], self._declared[name])
         return {name: given[name] for name in self.input_names}
 
-    def _check_shape(self, name: str, t: Tensor) -> None:
-        kind = self._declared[name].tensor_type
-        if not kind.HasField("shape"):
-            return
-        dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
-        if len(dims) != t.dim() or any(d is not None and d != n for d, n in zip(dims, t.shape, strict=False)):
-            wanted = "[" + ", ".join("?" if d is None else str(d) for d in dims) + "]"
-            raise ValueError(f"input {name!r} has shape {list(t.shape)}, the model takes {wanted}")
-
-    def _graph(self, given: dict[str, Tensor], stored: dict[str, Tensor]) -> tuple[Runner, list[Tensor]]:
+    def _graph(self, given: dict[str, Any], stored: dict[str, Tensor]) -> tuple[_Graph, list[Tensor]]:
         """A graph for such inputs, and what it is given: all but inputs whose values it cannot do without."""
+        forms = {name: _form(value) for name, value in given.items()}
+        parts = {part: t for name, value in given.items() for part, t in _parts(name, value)}
         try:
-            return self._made(given, stored, self._pinned)
+            return self._made(forms, parts, stored, self._pinned)
         except NotExportable:
-            small = {name for name, t in given.items() if _can_be_known(t)} - self._pinned
+            small = {part for part, t in parts.items() if _can_be_known(t)} - self._pinned
             if not small:
                 raise
         pinned = self._pinned | small
-        made = self._made(given, stored, pinned)
-        for name in sorted(small):
+        made = self._made(forms, parts, stored, pinned)
+        for part in sorted(small):
             with contextlib.suppress(NotExportable):
-                made = self._made(given, stored, pinned - {name})
-                pinned -= {name}
+                made = self._made(forms, parts, stored, pinned - {part})
+                pinned -= {part}
         self._pinned = pinned
         return made
 
     def _made(
-        self, given: dict[str, Tensor], stored: dict[str, Tensor], names: frozenset[str]
-    ) -> tuple[Runner, list[Tensor]]:
-        pinned = {k: t.detach() for k, t in given.items() if k in names and _can_be_known(t)}
-        tensors = {k: t for k, t in {**given, **stored}.items() if k not in pinned}
+        self, forms: dict[str, _Form], parts: dict[_Part, Tensor], stored: dict[str, Tensor], known: frozenset[_Part]
+    ) -> tuple[_Graph, list[Tensor]]:
+        pinned = {k: t.detach() for k, t in parts.items() if k in known and _can_be_known(t)}
+        tensors = {k: t for k, t in parts.items() if k not in pinned} | {(name, -1): t for name, t in stored.items()}
         key = (
             self.training,
+            tuple(forms.values()),
             tuple([(k, tuple(t.shape), t.dtype, t.requires_grad) for k, t in tensors.items()]),
             tuple([(k, t.dtype, tuple(t.shape), repr(t.tolist())) for k, t in pinned.items()]),
         )
-        runner = self._graphs.get(key)
-        if runner is None:
-            runner = self._import(tensors, pinned)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._import(forms, tensors, pinned)
             if len(self._graphs) >= _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = runner
+            self._graphs[key] = graph
         self._graphs.move_to_end(key)
-        return runner, list(tensors.values())
+        return graph, list(tensors.values())
 
-    def _import(self, tensors: dict[str, Tensor], pinned: dict[str, Tensor]) -> Runner:
+    def _import(self, forms: dict[str, _Form], tensors: dict[_Part, Tensor], pinned: dict[_Part, Tensor]) -> _Graph:
         trains = (lambda asked: asked and self.training) if self._has_training else (lambda _: self.training)
         made = Importer(TABLE, self._model.functions, trains)
-        inputs: dict[str, Val] = {
-            name: made.draft.input(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items()
+        inputs = {
+            part: made.draft.input(part[0], t.dtype, tuple(t.shape), t.requires_grad) for part, t in tensors.items()
         }
-        env: dict[str, Value] = dict(inputs)
-        env |= {name: made.tensor(t.clone()) for name, t in {**self._constants, **pinned}.items()}
+        parts = inputs | {part: made.tensor(t.clone()) for part, t in pinned.items()}
+        env: dict[str, Value] = {name: made.tensor(t.clone()) for name, t in self._constants.items()}
+        env |= {name: parts[name, -1] for name in self._places}
+        for name, form in forms.items():
+            if form == "none":
+                env[name] = NOTHING
+            else:
+                env[name] = parts[name, -1] if form == "tensor" else [parts[name, i] for i in range(form)]
         made.nodes(self._model.graph.node, env, self._opsets)
-        outputs = [_tensor(name, env.get(name)) for name in self.output_names]
-        return _runner(made, list(inputs.values()), outputs)
+        outputs = [_computed(name, env.get(name)) for name in self.output_names]
+        vals = [v for value in outputs for _, v in _parts("", value)]
+        return _runner(made, list(inputs.values()), vals), [_form(value) for value in outputs]
 
 
-def _tensor(name: str, value: Value | None) -> Val:
+def _form(value: Any) -> _Form:
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    return "none" if value is None or value is NOTHING else "tensor"
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[_Part, Any]]:
+    """The tensors of an input or an output."""
+    if isinstance(value, (list, tuple)):
+        yield from (((name, i), t) for i, t in enumerate(value))
+    elif value is not None and value is not NOTHING:
+        yield (name, -1), value
+
+
+def _formed(form: _Form, tensors: Iterator[Tensor]) -> Any:
+    if form == "none":
+        return None
+    return next(tensors) if form == "tensor" else [next(tensors) for _ in range(form)]
+
+
+def _check_value(name: str, value: Any, declared: TypeProto) -> None:
+    kind = declared.WhichOneof("value")
+    if kind == "optional_type":
+        if value is not None:
+            _check_value(name, value, declared.optional_type.elem_type)
+    elif kind == "sequence_type":
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"input {name!r} is a {type(value).__name__}, not a list of tensors")
+        for item in value:
+            _check_value(name, item, declared.sequence_type.elem_type)
+    elif not isinstance(value, Tensor):
+        raise TypeError(f"input {name!r} is a {type(value).__name__}, not a tensor")
+    else:
+        _check_shape(name, value, declared)
+
+
+def _check_shape(name: str, t: Tensor, declared: TypeProto) -> None:
+    kind = declared.tensor_type
+    if not kind.HasField("shape"):
+        return
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+    if len(dims) != t.dim() or any(d is not None and d != n for d, n in zip(dims, t.shape, strict=False)):
+        wanted = "[" + ", ".join("?" if d is None else str(d) for d in dims) + "]"
+        raise ValueError(f"input {name!r} has shape {list(t.shape)}, the model takes {wanted}")
+
+
+def _computed(name: str, value: Value | None) -> Value:
     if value is None:
         raise NotExportable(f"output {name!r} is computed by no node")
-    if isinstance(value, list):
-        raise NotExportable(f"output {name!r} is a sequence, not a tensor")
     return value
 
 
@@ -271,16 +321,16 @@ def _is_training(node: NodeProto, graph: GraphProto, stored: Mapping[str, Any]) 
     return bool(given and tensor_of(given[0])) or not given
 
 
-def _check_type(kind: str, value: ValueInfoProto) -> None:
-    """NotExportable if a value cannot be a tensor of the core; nothing may be known of it."""
-    form = value.type.WhichOneof("value") or "tensor_type"
+def _check_type(kind: str, name: str, declared: TypeProto) -> None:
+    """NotExportable if a value cannot be of tensors of the core; nothing may be known of it."""
+    form = declared.WhichOneof("value") or "tensor_type"
+    if form in ("sequence_type", "optional_type"):
+        return _check_type(kind, name, getattr(declared, form).elem_type)
     if form != "tensor_type":
-        raise NotExportable(f"{kind} {value.name!r} is a {form.removesuffix('_type')}, not a tensor")
-    dtype = value.type.tensor_type.elem_type
+        raise NotExportable(f"{kind} {name!r} is a {form.removesuffix('_type')}, not a tensor")
+    dtype = declared.tensor_type.elem_type
     if dtype not in KNOWN and dtype != TensorProto.UNDEFINED:
-        raise NotExportable(
-            f"{kind} {value.name!r} is of dtype {TensorProto.DataType.Name(dtype)}, unknown to the C core"
-        )
+        raise NotExportable(f"{kind} {name!r} is of dtype {TensorProto.DataType.Name(dtype)}, unknown to the C core")
 
 
 def _check(nodes: Sequence[NodeProto], opsets: Mapping[str, int], own: set[tuple[str, str]]) -> None:

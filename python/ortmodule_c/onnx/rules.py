@@ -15,6 +15,7 @@ from ..lowering.draft import OWN_DOMAIN, Val
 from . import (
     control,
     determinant,
+    draws,
     einsum,
     indexing,
     movement,
@@ -46,7 +47,7 @@ def same(t: Importer, node: Given, *inputs: Val | None) -> Results:
 
 
 def _identity(t: Importer, node: Given, x: Value) -> Results:
-    return x if isinstance(x, list) else t.emit("Identity", x)
+    return t.emit("Identity", x) if isinstance(x, Val) else x
 
 
 def _attribute_as_input(name: str) -> Rule:
@@ -106,6 +107,14 @@ def _constant_of_shape(t: Importer, node: Given, shape: Val) -> Results:
 
 def _cast(t: Importer, node: Given, x: Val) -> Results:
     return t.cast(x, torch_dtype(node.attributes["to"]))
+
+
+def _bit_cast(t: Importer, node: Given, x: Val) -> Results:
+    """The core has none but from numbers of 8 bits to others of them."""
+    dtype = torch_dtype(node.attributes["to"])
+    if dtype == torch.bool or dtype.itemsize != x.dtype.itemsize:
+        raise Unsupported(f"bits of {x.dtype} as those of {dtype}")
+    return t.cast(x, dtype) if dtype.itemsize == 1 else t.tensor(t.known(x, "the operand").view(dtype))
 
 
 def _cast_like(t: Importer, node: Given, x: Val, like: Val) -> Results:
@@ -428,6 +437,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, windows.average, "AveragePool"),
     **_rows(1, windows.maximum, "MaxPool"),
     **_rows(6, _cast, "Cast"),
+    **_rows(1, _bit_cast, "BitCast"),
     **_rows(6, _hard_sigmoid, "HardSigmoid"),
     **_rows(6, _instance_norm, "InstanceNormalization"),
     **_rows(6, _selu, "Selu"),
@@ -439,6 +449,10 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, windows.lp, "LpPool"),
     **_rows(1, quantization.dequantize, "DequantizeLinear"),
     **_rows(1, quantization.quantize, "QuantizeLinear"),
+    **_rows(10, quantization.convolution, "ConvInteger"),
+    **_rows(10, quantization.convolution_between, "QLinearConv"),
+    **_rows(10, quantization.matmul, "MatMulInteger"),
+    **_rows(10, quantization.matmul_between, "QLinearMatMul"),
     **_rows(1, indexing.col2im, "Col2Im"),
     ("", "BatchNormalization"): {6: _batch_norm_6, 7: _batch_norm},
     ("", "DFT"): {17: transforms.dft_17, 20: transforms.dft},
@@ -457,9 +471,17 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _identity, "Identity"),
     **_rows(1, control.condition, "If"),
     **_rows(1, control.loop, "Loop"),
-    **_rows(9, control.scan, "Scan"),
+    ("", "Scan"): {8: control.scan_8, 9: control.scan},
+    **_rows(11, control.mapped, "SequenceMap"),
+    **_rows(15, sequences.element, "OptionalGetElement"),
+    **_rows(15, sequences.has_element, "OptionalHasElement"),
+    **_rows(15, sequences.optional, "Optional"),
     **_rows(7, recurrent.recurrent, "GRU", "LSTM", "RNN"),
     **_rows(1, indexing.compress, "Compress"),
+    **_rows(1, draws.bernoulli, "Bernoulli"),
+    **_rows(1, draws.multinomial, "Multinomial"),
+    **_rows(1, draws.normal, "RandomNormal", "RandomNormalLike"),
+    **_rows(1, draws.uniform, "RandomUniform", "RandomUniformLike"),
     **_rows(1, determinant.det, "Det"),
     **_rows(1, einsum.einsum, "Einsum"),
     **_rows(1, transforms.mel_weights, "MelWeightMatrix"),

@@ -1,14 +1,31 @@
-"""Sequences of tensors: lists that are known when a graph is made, of values that are not."""
+"""Sequences of tensors: lists that are known when a graph is made, of values that are not; and optional values."""
 
 from collections.abc import Sequence
 
+import torch
+
+from ..errors import Unsupported
 from ..lowering.draft import Val
-from .importer import Given, Importer, Results
+from .importer import NOTHING, Given, Importer, Results, Value
 
 
 def construct(t: Importer, node: Given, *items: Val) -> Results:
     """SequenceEmpty too."""
     return list(items)
+
+
+def optional(t: Importer, node: Given, x: Value | None = None) -> Results:
+    return NOTHING if x is None else x
+
+
+def has_element(t: Importer, node: Given, x: Value | None = None) -> Results:
+    return t.const(x is not None and x is not NOTHING, torch.bool)
+
+
+def element(t: Importer, node: Given, x: Value) -> Results:
+    if x is NOTHING:
+        raise Unsupported("the optional has no element")
+    return x
 
 
 def insert(t: Importer, node: Given, items: list[Val], x: Val, at: Val | None = None) -> Results:
