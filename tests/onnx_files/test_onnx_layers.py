@@ -257,7 +257,7 @@ def test_control_flow_that_hangs_on_numbers_is_refused() -> None:
     text = BRANCHES.replace("bool up", "float[3] z").replace("h = Mul(x, w)", "h = Mul(x, w) up = Cast<to = 9>(t)")
     text = text.replace("float[3] z", "float[100] z").replace("up = Cast", "t = ReduceSum<keepdims = 0>(z) up = Cast")
     module = ortmodule_c.onnx.load(made(text, {"w": torch.ones(3), "v": torch.ones(3)}))
-    with pytest.raises(NotExportable, match=r"If of domain ai.onnx, .*: the condition has to be known"):
+    with pytest.raises(NotExportable, match=r"If of domain ai.onnx, .*: the condition must be known"):
         module(torch.ones(3), torch.ones(100))
 
 

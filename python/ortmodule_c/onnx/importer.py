@@ -128,7 +128,7 @@ class Importer:
     def known(self, val: Val | None, what: str) -> Tensor:
         """The elements of a value that a graph cannot do without; Unsupported if they come only with the call."""
         if val is None or val not in self._known:
-            raise Unsupported(f"{what} has to be known before it runs")
+            raise Unsupported(f"{what} must be known before it runs")
         return self._known[val]
 
     def is_known(self, val: Val) -> bool:

@@ -25,12 +25,12 @@ from .importer import KNOWN, NOTHING, Importer, Value, bodies, find, named, sche
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
-_MOST_ELEMENTS = {False: 64, True: 8}  # of an input that a graph may have to know: whole numbers, and floats
+_MOST_ELEMENTS = 64  # of an input that a graph may have to know
 
 # Inputs that are no weights though they are floats.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 _NUMBERS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2)}
-_NUMBERS |= {"Upsample": (1,)}
+_NUMBERS |= {"NonMaxSuppression": (0, 1, 3, 4), "RoiAlign": (1,), "Unique": (0,), "Upsample": (1,)}
 
 # What an input or an output is: a tensor, a sequence of so many, or an optional that is not there.
 _Form = Literal["tensor", "none"] | int
@@ -294,7 +294,7 @@ def _runner(made: Importer, inputs: list[Val], outputs: list[Val]) -> Runner:
 
 def _can_be_known(t: Tensor) -> bool:
     """Whether a graph may be made for its values."""
-    return not t.requires_grad and t.numel() <= _MOST_ELEMENTS[t.is_floating_point()]
+    return not t.requires_grad and t.numel() <= _MOST_ELEMENTS
 
 
 def _roles(graph: GraphProto) -> tuple[set[str], set[str]]:

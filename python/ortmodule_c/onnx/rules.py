@@ -14,6 +14,7 @@ from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
 from . import (
     control,
+    detection,
     determinant,
     draws,
     einsum,
@@ -478,6 +479,9 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(15, sequences.optional, "Optional"),
     **_rows(7, recurrent.recurrent, "GRU", "LSTM", "RNN"),
     **_rows(1, indexing.compress, "Compress"),
+    **_rows(1, detection.non_max_suppression, "NonMaxSuppression"),
+    ("", "RoiAlign"): {10: detection.roi_align_10, 16: detection.roi_align},
+    **_rows(1, sampling.deform_conv, "DeformConv"),
     **_rows(1, draws.bernoulli, "Bernoulli"),
     **_rows(1, draws.multinomial, "Multinomial"),
     **_rows(1, draws.normal, "RandomNormal", "RandomNormalLike"),

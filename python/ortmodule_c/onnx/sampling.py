@@ -1,4 +1,4 @@
-"""Resize, Upsample and GridSample: elements between those that are there."""
+"""Resize, Upsample, GridSample and DeformConv: elements between those that are there."""
 
 import itertools
 import math
@@ -13,6 +13,7 @@ from ..errors import Unsupported
 from ..lowering.draft import Val
 from ..lowering.translations.interpolation import turned_round
 from .importer import Given, Importer, Results
+from .windows import by_channel
 
 _NEAREST = {
     "floor": torch.floor,
@@ -164,36 +165,72 @@ def grid_sample(t: Importer, node: Given, x: Val, grid: Val) -> Results:
     result = [int(d) for d in grid.dims[1:-1]]
     wide = torch.promote_types(torch.promote_types(dtype, grid.dtype), torch.float32)
     x, grid = t.cast(x, wide), t.cast(grid, wide)
-    axes: list[list[tuple[Val, Val]]] = []
+    axes: list[Taps] = []
     for k, size in enumerate(reversed(sizes)):
         line = t.emit("Reshape", t.emit("Gather", grid, t.const(k), axis=-1), t.const([n, math.prod(result)]))
         axes.insert(0, _along(t, line, size, mode, said["padding_mode"], bool(said["align_corners"])))
     lines = t.emit("Transpose", t.emit("Reshape", x, t.const([n, c, math.prod(sizes)])), perm=[0, 2, 1])
-    steps = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    total: Val | None = None
-    for taps in itertools.product(*axes):
-        at = reduce(
-            lambda a, b: t.emit("Add", a, b),
-            [t.emit("Mul", place, t.const(step)) for (place, _), step in zip(taps, steps, strict=True)],
-        )
-        weight = reduce(lambda a, b: t.emit("Mul", a, b), [w for _, w in taps])
-        found = t.emit("GatherND", lines, t.emit("Unsqueeze", at, t.const([2])), batch_dims=1)
-        part = t.emit("Mul", found, t.emit("Unsqueeze", weight, t.const([2])))
-        total = part if total is None else t.emit("Add", total, part)
-    if total is None:
-        raise Unsupported("a grid of no axes")
+    total = reduce(lambda a, b: t.emit("Add", a, b), weighted(t, lines, axes, sizes))
     total = t.cast(t.emit("Transpose", total, perm=[0, 2, 1]), dtype)
     return t.emit("Reshape", total, t.const([n, c, *result]))
 
 
-def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: bool) -> list[tuple[Val, Val]]:
+Taps = list[tuple[Val, Val]]  # neighbours along an axis, as whole numbers, and their weights
+
+
+def weighted(
+    t: Importer, lines: Val, axes: Sequence[Taps], sizes: Sequence[int], first: Val | None = None
+) -> list[Val]:
+    """The neighbours of places in each of several images, times their weights; places begin at `first`.
+
+    Of `lines` the dims are images, elements and channels; of neighbours and weights images and places.
+    """
+    steps = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    parts = []
+    for taps in itertools.product(*axes):
+        along = [t.emit("Mul", place, t.const(step)) for (place, _), step in zip(taps, steps, strict=True)]
+        at = reduce(lambda a, b: t.emit("Add", a, b), along if first is None else [first, *along])
+        weight = reduce(lambda a, b: t.emit("Mul", a, b), [w for _, w in taps])
+        found = t.emit("GatherND", lines, t.emit("Unsqueeze", at, t.const([2])), batch_dims=1)
+        parts.append(t.emit("Mul", found, t.emit("Unsqueeze", weight, t.const([2]))))
+    if not axes:
+        raise Unsupported("a grid of no axes")
+    return parts
+
+
+def _plus(t: Importer, a: Val, number: float) -> Val:
+    return t.emit("Add", a, t.like(a, number))
+
+
+def _times(t: Importer, a: Val, number: float) -> Val:
+    return t.emit("Mul", a, t.like(a, number))
+
+
+def _tap(t: Importer, place: Val, weight: Val | None, size: int) -> tuple[Val, Val]:
+    """A neighbour, whose weight is 0 if it is none of the elements."""
+    held = t.emit("Clip", place, t.like(place, 0), t.like(place, size - 1))
+    inside = t.cast(t.emit("Equal", held, place), place.dtype)
+    known = inside if weight is None else t.emit("Mul", weight, inside)
+    there = t.emit("Where", t.emit("IsNaN", held), t.like(held, 0), held)
+    return t.cast(t.emit("Detach", there), torch.int64), known
+
+
+def linear(t: Importer, place: Val, size: int) -> Taps:
+    """The two neighbours of places among as many elements."""
+    first = t.emit("Detach", t.emit("Floor", place))
+    rest = t.emit("Sub", place, first)
+    others = _plus(t, _times(t, rest, -1), 1)
+    return [_tap(t, first, others, size), _tap(t, _plus(t, first, 1), rest, size)]
+
+
+def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: bool) -> Taps:
     """Neighbours along an axis of `size` elements and their weights, of places from -1 to 1."""
 
     def plus(a: Val, number: float) -> Val:
-        return t.emit("Add", a, t.like(a, number))
+        return _plus(t, a, number)
 
     def times(a: Val, number: float) -> Val:
-        return t.emit("Mul", a, t.like(a, number))
+        return _times(t, a, number)
 
     def bounded(a: Val) -> Val:
         if padding == "reflection":
@@ -205,21 +242,11 @@ def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: 
             a = plus(plus(times(t.emit("Abs", plus(rest, -span)), -1), span), low)
         return a if padding == "zeros" else t.emit("Clip", a, t.like(a, 0), t.like(a, size - 1))
 
-    def tap(place: Val, weight: Val | None) -> tuple[Val, Val]:
-        held = t.emit("Clip", place, t.like(place, 0), t.like(place, size - 1))
-        inside = t.cast(t.emit("Equal", held, place), line.dtype)
-        known = inside if weight is None else t.emit("Mul", weight, inside)
-        there = t.emit("Where", t.emit("IsNaN", held), t.like(held, 0), held)
-        return t.cast(t.emit("Detach", there), torch.int64), known
-
     place = times(plus(line, 1), (size - 1) / 2) if corners else plus(times(plus(line, 1), size / 2), -0.5)
     if mode == "nearest":
-        return [tap(t.emit("Round", bounded(place)), None)]
+        return [_tap(t, t.emit("Round", bounded(place)), None, size)]
     if mode == "linear":
-        place = bounded(place)
-        first = t.emit("Detach", t.emit("Floor", place))
-        rest = t.emit("Sub", place, first)
-        return [tap(first, plus(times(rest, -1), 1)), tap(plus(first, 1), rest)]
+        return linear(t, bounded(place), size)
     first = t.emit("Detach", t.emit("Floor", place))
     rest = t.emit("Sub", place, first)
     taps = []
@@ -230,5 +257,39 @@ def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: 
             weight = plus(t.emit("Mul", plus(times(far, a + 2), -(a + 3)), square), 1)
         else:
             weight = plus(t.emit("Mul", plus(t.emit("Mul", plus(times(far, a), -5 * a), far), 8 * a), far), -4 * a)
-        taps.append(tap(t.emit("Round", bounded(plus(first, k))), weight))
+        taps.append(_tap(t, t.emit("Round", bounded(plus(first, k))), weight, size))
     return taps
+
+
+# DeformConv
+
+
+def deform_conv(
+    t: Importer, node: Given, x: Val, weight: Val, offset: Val, bias: Val | None = None, mask: Val | None = None
+) -> Results:
+    """A product of the weights and columns of elements that lie where a window does, and by an offset elsewhere."""
+    said, (n, channels, *sizes), (filters, depth, *kernel) = node.attributes, map(int, x.dims), map(int, weight.dims)
+    axes, result = len(sizes), [int(d) for d in offset.dims[2:]]
+    strides, dilations = (said.get(k) or [1] * axes for k in ("strides", "dilations"))
+    pads, groups, parts = said.get("pads") or [0] * axes, said["group"], said["offset_group"]
+    taps, places = math.prod(kernel), math.prod(result)
+    images = [n * parts, taps * places]
+    offsets = t.emit("Reshape", offset, t.const([n * parts, taps, axes, places]))
+    neighbours = []
+    for i, size in enumerate(sizes):
+        shape = [[d if j == i else 1 for j in range(axes)] for d in (kernel[i], result[i])]
+        at = torch.arange(kernel[i]).reshape(shape[0] + [1] * axes) * dilations[i] - pads[i]
+        at = (at + torch.arange(result[i]).reshape([1] * axes + shape[1]) * strides[i]).expand(*kernel, *result)
+        moved = t.emit("Gather", offsets, t.const(i), axis=2)
+        start = t.tensor(at.reshape(taps, places).to(x.dtype))
+        neighbours.append(linear(t, t.emit("Reshape", t.emit("Add", moved, start), t.const(images)), size))
+    planes = t.emit("Reshape", x, t.const([n * parts, channels // parts, math.prod(sizes)]))
+    lines = t.emit("Transpose", planes, perm=[0, 2, 1])
+    found = reduce(lambda a, b: t.emit("Add", a, b), weighted(t, lines, neighbours, sizes))
+    if mask is not None:
+        found = t.emit("Mul", found, t.emit("Reshape", mask, t.const([*images, 1])))
+    columns = t.emit("Transpose", found, perm=[0, 2, 1])
+    columns = t.emit("Reshape", columns, t.const([n, groups, depth * taps, places]))
+    rows = t.emit("Reshape", weight, t.const([groups, filters // groups, depth * taps]))
+    y = t.emit("Reshape", t.emit("MatMul", rows, columns), t.const([n, filters, *result]))
+    return y if bias is None else t.emit("Add", y, by_channel(t, bias, x.rank))
