@@ -175,7 +175,7 @@ def test_inputs_by_name_and_position() -> None:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        ("y = Unique(x)", "Unique of domain ai.onnx, version 11"),
+        ("y = StringNormalizer(x)", "StringNormalizer of domain ai.onnx, version 10"),
         ("y = com.acme.Wibble(x)", "Wibble of domain com.acme, opset 1"),
         ("y = Cast<to = 8>(x)", "Cast of domain ai.onnx, version 19: dtype STRING is not known"),
         ("y = Mod(x, x)", "Mod of domain ai.onnx, version 13: .* sign of the dividend, and fmod=1"),

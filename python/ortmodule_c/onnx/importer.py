@@ -81,8 +81,8 @@ class Given:
 
 
 Rule = Callable[..., Results]
-# Values by name, opsets by domain, and what the attributes of the function around are given as.
-_Scope = tuple[dict[str, Value], Mapping[str, int], Mapping[str, AttributeProto]]
+# Values by name, opsets by domain, what the attributes of the function around are given as, and the nodes.
+_Scope = tuple[dict[str, Value], Mapping[str, int], Mapping[str, AttributeProto], Sequence[NodeProto]]
 Table = Mapping[tuple[str, str], Mapping[int, Rule]]  # by domain and op: from which version on
 
 
@@ -104,17 +104,18 @@ class Importer:
         self.trains = trains
         self.updates: dict[Val, Val] = {}  # new values of inputs
         self._table = table
+        self._of_model = functions
         self._functions = {(f.domain, f.name): f for f in functions}
         self._known: dict[Val, Tensor] = {}
         self._source = ""
-        self._scope: _Scope = ({}, {}, {})
+        self._scope: _Scope = ({}, {}, {}, [])
 
     # What rules are made of
 
     def tensor(self, data: Tensor) -> Val:
         """A constant."""
         val = self.draft.tensor(data)
-        self._known[val] = data
+        self._known[val] = data.contiguous()
         return val
 
     def const(self, data: Any, dtype: torch.dtype = torch.int64) -> Val:
@@ -141,12 +142,36 @@ class Importer:
 
     def body(self, graph: GraphProto, inputs: Sequence[Value | None]) -> list[Any]:
         """What a graph that the node has as an attribute makes of inputs of its own; it sees the values around it."""
-        env, opsets, bound = self._scope
+        env, opsets, bound, _ = self._scope
         names = [i.name for i in graph.input]
         inner = env | {i.name: self.tensor(tensor_of(i)) for i in graph.initializer}
         inner |= {name: v for name, v in zip(names, inputs, strict=False) if v is not None}
         self.nodes(graph.node, inner, opsets, bound)
         return [_valued(inner, o.name) for o in graph.output]
+
+    def apart(self, given: Mapping[str, Val], result: str) -> tuple["Importer", dict[str, Val], Value]:
+        """A graph of its own of what makes a value around the node of those given, and of others that it needs.
+
+        It comes with what its inputs are here, of which those given may have gradients, and with the value.
+        """
+        env, opsets, bound, nodes = self._scope
+        needed, made_by = {result}, []
+        for node in reversed(nodes):
+            if needed.intersection(node.output) - set(given):
+                made_by.append(node)
+                needed |= {name for each in walk([node]) for name in each.input}
+        inner = Importer(self._table, self._of_model, self.trains)
+        inputs, values = dict(given), dict[str, Value]()
+        for name in sorted(needed - {name for node in made_by for name in node.output} - set(given)):
+            outer = env.get(name)
+            if isinstance(outer, Val) and outer in self._known:
+                values[name] = inner.tensor(self._known[outer])
+            elif isinstance(outer, Val):
+                inputs[name] = outer
+        for name, outer in inputs.items():
+            values[name] = inner.draft.input(name, outer.dtype, _sizes(outer), name in given)
+        inner.nodes(made_by[::-1], values, opsets, bound)
+        return inner, inputs, _valued(values, result)
 
     def emit(self, op: str, *inputs: Val | None, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node of the core; its output, or as many as `outputs`. What follows from constants is computed."""
@@ -198,7 +223,7 @@ class Importer:
         """Translate nodes; `bound` is what the attributes of the function that they are in are given as."""
         for node in nodes:
             outer, self._source = self._source, self._source or node.name
-            around, self._scope = self._scope, (env, opsets, bound or {})
+            around, self._scope = self._scope, (env, opsets, bound or {}, nodes)
             try:
                 inputs = [_valued(env, v) if v else None for v in node.input]
                 results = self._node(node, inputs, opsets, bound or {})

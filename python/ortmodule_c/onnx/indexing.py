@@ -70,7 +70,7 @@ def compress(t: Importer, node: Given, x: Val, condition: Val) -> Results:
 
 
 def non_zero(t: Importer, node: Given, x: Val) -> Results:
-    return t.tensor(t.known(x, "the operand").nonzero().T.contiguous())
+    return t.tensor(t.known(x, "the operand").nonzero().T)
 
 
 def reverse_sequence(t: Importer, node: Given, x: Val, lengths: Val) -> Results:

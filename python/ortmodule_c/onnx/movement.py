@@ -85,3 +85,19 @@ def eye_like(t: Importer, node: Given, x: Val) -> Results:
     dtype = torch_dtype(node.attributes["dtype"]) if "dtype" in node.attributes else x.dtype
     k = node.attributes["k"]
     return t.tensor(torch.ones(rows, columns).triu(k).tril(k).to(dtype))
+
+
+def tensor_scatter(t: Importer, node: Given, past: Val, update: Val, starts: Val | None = None) -> Results:
+    """Elements along an axis in the place of those from where each sample of a batch begins."""
+    axis = node.attributes["axis"] % past.rank
+    size, n = int(past.dims[axis]), int(update.dims[axis])
+    if n == 0:
+        return t.emit("Identity", past)
+    at = t.tensor(torch.arange(size).reshape([-1 if i == axis else 1 for i in range(past.rank)]))
+    if starts is not None:
+        at = t.emit("Sub", at, t.emit("Reshape", starts, t.const([-1] + [1] * (past.rank - 1))))
+    if node.attributes["mode"] == "circular":
+        at = t.emit("Mod", at, t.const(size))
+    inside = t.emit("And", t.emit("GreaterOrEqual", at, t.const(0)), t.emit("Less", at, t.const(n)))
+    ids = t.emit("Expand", t.emit("Where", inside, at, t.const(0)), t.const([int(d) for d in past.dims]))
+    return t.emit("Where", inside, t.emit("GatherElements", update, ids, axis=axis), past)

@@ -14,10 +14,12 @@ from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
 from . import (
     control,
+    counting,
     detection,
     determinant,
     draws,
     einsum,
+    gradients,
     indexing,
     movement,
     older,
@@ -479,6 +481,9 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(15, sequences.optional, "Optional"),
     **_rows(7, recurrent.recurrent, "GRU", "LSTM", "RNN"),
     **_rows(1, indexing.compress, "Compress"),
+    **_rows(1, counting.tf_idf, "TfIdfVectorizer"),
+    **_rows(1, counting.unique, "Unique"),
+    **_rows(1, movement.tensor_scatter, "TensorScatter"),
     **_rows(1, detection.non_max_suppression, "NonMaxSuppression"),
     ("", "RoiAlign"): {10: detection.roi_align_10, 16: detection.roi_align},
     **_rows(1, sampling.deform_conv, "DeformConv"),
@@ -510,6 +515,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "LogSoftmax"): {1: _flattened, 13: same},
     ("", "Hardmax"): {1: _flattened, 13: _hardmax},
     (_TRAINING, "Adagrad"): {1: optimizers.adagrad},
+    (_TRAINING, "Gradient"): {1: gradients.gradient},
     (_TRAINING, "Adam"): {1: optimizers.adam},
     (_TRAINING, "Momentum"): {1: optimizers.momentum},
     # Ours, as files of ours have them: also ops of ONNX's names where ONNX does not know what they say.
