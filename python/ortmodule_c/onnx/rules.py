@@ -13,6 +13,7 @@ from .. import _C
 from ..errors import Unsupported
 from ..lowering.draft import OWN_DOMAIN, Val
 from . import (
+    classical,
     control,
     counting,
     detection,
@@ -403,7 +404,7 @@ def _rows(first: int, rule: Rule, *ops: str) -> dict[tuple[str, str], dict[int, 
     return {("", op): {first: rule} for op in ops}
 
 
-_TRAINING = "ai.onnx.preview.training"
+_CLASSICAL, _TRAINING = "ai.onnx.ml", "ai.onnx.preview.training"
 _REDUCTIONS = [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")]
 _REDUCTIONS += ["ReduceSumSquare"]
 _SINCE_18 = [op for op in _REDUCTIONS if op != "ReduceSum"]
@@ -514,6 +515,9 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Softmax"): {1: _flattened, 13: same},
     ("", "LogSoftmax"): {1: _flattened, 13: same},
     ("", "Hardmax"): {1: _flattened, 13: _hardmax},
+    (_CLASSICAL, "ArrayFeatureExtractor"): {1: classical.features},
+    (_CLASSICAL, "Binarizer"): {1: classical.binarizer},
+    (_CLASSICAL, "TreeEnsemble"): {5: classical.tree_ensemble},
     (_TRAINING, "Adagrad"): {1: optimizers.adagrad},
     (_TRAINING, "Gradient"): {1: gradients.gradient},
     (_TRAINING, "Adam"): {1: optimizers.adam},
