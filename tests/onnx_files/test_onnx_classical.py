@@ -38,6 +38,20 @@ def test_above_a_threshold(dtype: torch.dtype) -> None:
     assert torch.equal(module(x), (x > 0.5).to(dtype))
 
 
+def test_linear_models() -> None:
+    x = torch.randn(5, 3, requires_grad=True)
+    w, b = torch.randn(2, 3), torch.randn(2)
+    said = {"coefficients": w.flatten().tolist(), "intercepts": b.tolist(), "targets": 2}
+    y = ortmodule_c.onnx.load(of_node("LinearRegressor", ["x"], **said))(x)
+    torch.testing.assert_close(y, x @ w.T + b)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, w.sum(0).expand(5, 3))
+    scaled = ortmodule_c.onnx.load(of_node("Scaler", ["x"], offset=[*b.tolist(), 1.0], scale=[2.0]))(x)
+    torch.testing.assert_close(scaled, (x - torch.cat([b, torch.ones(1)])) * 2)
+    with pytest.raises(NotExportable, match=r"LinearRegressor of domain ai.onnx.ml, .*: post_transform='SOFTMAX'"):
+        ortmodule_c.onnx.load(of_node("LinearRegressor", ["x"], post_transform="SOFTMAX", **said))(x)
+
+
 # Nodes: feature, way of comparing, what with, whether NaN goes on as if so, and then and else: a node, or "leaf n".
 NODES = [
     (0, 0, 0.5, False, 1, 2),

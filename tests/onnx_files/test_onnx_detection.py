@@ -108,6 +108,19 @@ def test_windows_whose_elements_lie_elsewhere(parts: int, masked: bool) -> None:
     compare(made(f"net ({types}) => (float[2, 6, 3, 7] y) {{ {node} }}", {}), eager, inputs, 1e-3)
 
 
+@pytest.mark.parametrize("node", ["RoiAlign<sampling_ratio = 1>(x, b, i)", "DeformConv(x, w, o)"])
+def test_places_far_from_the_origin_in_16_bits(node: str) -> None:
+    """Of which float16 has every second from 2048 on."""
+    text = "float16[1, 1, 1, 4000] x, float16[A, 4] b, int64[A] i, float16[1, 1, 1, 1] w, float16[1, 2, 1, 4000] o"
+    module = ortmodule_c.onnx.load(made(f"net ({text}) => (float16[A, B, C, D] y) {{ y = {node} }}", {}))
+    x = torch.arange(4000).remainder(2).half()[None, None, None]
+    boxes = torch.tensor([[3000.0, 0, 3002, 1], [3002, 0, 3004, 1]]).half()
+    offsets = torch.zeros(1, 2, 1, 4000).half()
+    y = module(x, boxes, torch.zeros(2).long(), torch.ones(1, 1, 1, 1).half(), offsets).float().flatten()
+    expected = x.float().flatten() if "Deform" in node else torch.tensor([0.5, 0.5])
+    assert torch.equal(y, expected)
+
+
 def test_a_box_that_has_much_in_common_with_a_better_one_goes() -> None:
     text = """net (float[1, 4, 4] boxes, float[1, 2, 4] scores) => (int64[N, 3] y) {
       y = NonMaxSuppression<center_point_box = CENTRED>(boxes, scores, most, overlap, least)

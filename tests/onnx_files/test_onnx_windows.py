@@ -61,6 +61,12 @@ def test_powers(case: str) -> None:
     compare(made(text, {}), eager, {"x": torch.randn(2, 3, 7, 8)}, 1e-4)
 
 
+def test_powers_of_whole_planes() -> None:
+    text = IMAGE.format(node="GlobalLpPool<p = 3>")
+    eager = lambda x: (x.abs() ** 3).sum((2, 3), keepdim=True) ** (1 / 3)  # noqa: E731
+    compare(made(text, {}), eager, {"x": torch.randn(2, 3, 7, 8)}, 1e-4)
+
+
 @pytest.mark.parametrize("apart", [1, 2])
 def test_a_window_beyond_the_end_has_fewer_elements(apart: int) -> None:
     """The sum is of those that are there, and the average is theirs."""

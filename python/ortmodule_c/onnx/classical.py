@@ -1,4 +1,4 @@
-"""Of ai.onnx.ml: features, and trees of decisions."""
+"""Of ai.onnx.ml: features, linear models and trees of decisions."""
 
 import math
 from collections.abc import Callable
@@ -21,6 +21,21 @@ def features(t: Importer, node: Given, x: Val, ids: Val) -> Results:
 def binarizer(t: Importer, node: Given, x: Val) -> Results:
     wide = x if x.dtype.is_floating_point else t.cast(x, torch.float64)
     return t.cast(t.emit("Greater", wide, t.like(wide, node.attributes["threshold"])), x.dtype)
+
+
+def scaler(t: Importer, node: Given, x: Val) -> Results:
+    """A number for all features, or one for each."""
+    offset, scale = (t.const(node.attributes[k], torch.float32) for k in ("offset", "scale"))
+    return t.emit("Mul", t.emit("Sub", t.cast(x, torch.float32), offset), scale)
+
+
+def linear_regressor(t: Importer, node: Given, x: Val) -> Results:
+    said = node.attributes
+    if said["post_transform"] != "NONE":
+        raise Unsupported(f"post_transform={said['post_transform']!r}")
+    rows = torch.tensor(said["coefficients"]).reshape(said["targets"], -1)
+    y = t.emit("MatMul", t.cast(x, torch.float32), t.tensor(rows.T))
+    return t.emit("Add", y, t.const(said["intercepts"], torch.float32)) if said.get("intercepts") else y
 
 
 _MEMBER = 6

@@ -20,10 +20,14 @@ def roi_align(t: Importer, node: Given, x: Val, boxes: Val, images: Val) -> Resu
 
 
 def _roi_align(t: Importer, node: Given, x: Val, boxes: Val, images: Val, shift: float) -> Results:
-    """Boxes have no gradient. How many elements are taken along an axis may follow from the size of each box."""
+    """Boxes have no gradient. How many elements are taken along an axis may follow from the size of each box.
+
+    Computed in float32 at least: 16 bits do not tell which elements a place lies between.
+    """
+    dtype, x = x.dtype, t.cast(x, torch.promote_types(x.dtype, torch.float32))
     each, count = node.attributes["sampling_ratio"], int(boxes.dims[0])
     if each:
-        return _aligned(t, node, x, boxes, images, shift, [each, each])
+        return t.cast(_aligned(t, node, x, boxes, images, shift, [each, each]), dtype)
     given = t.known(boxes, "the boxes").float() * node.attributes["spatial_scale"]
     spans = given[:, 2:] - given[:, :2]
     spans = spans if shift else spans.clamp(min=1)
@@ -32,7 +36,7 @@ def _roi_align(t: Importer, node: Given, x: Val, boxes: Val, images: Val, shift:
     for i, (along, down) in enumerate((spans / wanted).ceil().long().tolist()):
         box, image = (t.emit("Slice", v, *[t.const([k]) for k in (i, i + 1, 0)]) for v in (boxes, images))
         found.append(_aligned(t, node, x, box, image, shift, [down, along]))
-    return t.emit("Concat", *found, axis=0) if count > 1 else found[0]
+    return t.cast(t.emit("Concat", *found, axis=0) if count > 1 else found[0], dtype)
 
 
 def _aligned(t: Importer, node: Given, x: Val, boxes: Val, images: Val, shift: float, each: list[int]) -> Val:

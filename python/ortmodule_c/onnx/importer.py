@@ -104,7 +104,6 @@ class Importer:
         self.trains = trains
         self.updates: dict[Val, Val] = {}  # new values of inputs
         self._table = table
-        self._of_model = functions
         self._functions = {(f.domain, f.name): f for f in functions}
         self._known: dict[Val, Tensor] = {}
         self._source = ""
@@ -160,7 +159,7 @@ class Importer:
             if needed.intersection(node.output) - set(given):
                 made_by.append(node)
                 needed |= {name for each in walk([node]) for name in each.input}
-        inner = Importer(self._table, self._of_model, self.trains)
+        inner = Importer(self._table, list(self._functions.values()), self.trains)
         inputs, values = dict(given), dict[str, Value]()
         for name in sorted(needed - {name for node in made_by for name in node.output} - set(given)):
             outer = env.get(name)

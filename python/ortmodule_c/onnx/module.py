@@ -42,9 +42,9 @@ class OnnxModule(nn.Module):
     """A module made of an ONNX model; see :func:`ortmodule_c.onnx.load`.
 
     Inputs are given by position or by name: a tensor, for a sequence a list of them, for an optional also None; outputs
-    are such too. It starts in the mode that the model was written in: in training if any of
-    its nodes is. `train()` and `eval()` then say what Dropout and BatchNormalization do; in training those nodes do
-    that the model has in training, or if it has none, all.
+    are such too. It starts in the mode that the model was written in: in training if any of its nodes is. `train()` and
+    `eval()` then say what Dropout and BatchNormalization do; in training those nodes do that the model has in training,
+    or if it has none, all.
 
     Attributes
     ----------

@@ -267,28 +267,32 @@ def _along(t: Importer, line: Val, size: int, mode: str, padding: str, corners: 
 def deform_conv(
     t: Importer, node: Given, x: Val, weight: Val, offset: Val, bias: Val | None = None, mask: Val | None = None
 ) -> Results:
-    """A product of the weights and columns of elements that lie where a window does, and by an offset elsewhere."""
+    """A product of the weights and columns of elements that lie where a window does, and by an offset elsewhere.
+
+    Places are in float32 at least, as those of GridSample.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
     said, (n, channels, *sizes), (filters, depth, *kernel) = node.attributes, map(int, x.dims), map(int, weight.dims)
     axes, result = len(sizes), [int(d) for d in offset.dims[2:]]
     strides, dilations = (said.get(k) or [1] * axes for k in ("strides", "dilations"))
     pads, groups, parts = said.get("pads") or [0] * axes, said["group"], said["offset_group"]
     taps, places = math.prod(kernel), math.prod(result)
     images = [n * parts, taps * places]
-    offsets = t.emit("Reshape", offset, t.const([n * parts, taps, axes, places]))
+    offsets = t.emit("Reshape", t.cast(offset, wide), t.const([n * parts, taps, axes, places]))
     neighbours = []
     for i, size in enumerate(sizes):
         shape = [[d if j == i else 1 for j in range(axes)] for d in (kernel[i], result[i])]
         at = torch.arange(kernel[i]).reshape(shape[0] + [1] * axes) * dilations[i] - pads[i]
         at = (at + torch.arange(result[i]).reshape([1] * axes + shape[1]) * strides[i]).expand(*kernel, *result)
         moved = t.emit("Gather", offsets, t.const(i), axis=2)
-        start = t.tensor(at.reshape(taps, places).to(x.dtype))
+        start = t.tensor(at.reshape(taps, places).to(wide))
         neighbours.append(linear(t, t.emit("Reshape", t.emit("Add", moved, start), t.const(images)), size))
-    planes = t.emit("Reshape", x, t.const([n * parts, channels // parts, math.prod(sizes)]))
+    planes = t.emit("Reshape", t.cast(x, wide), t.const([n * parts, channels // parts, math.prod(sizes)]))
     lines = t.emit("Transpose", planes, perm=[0, 2, 1])
     found = reduce(lambda a, b: t.emit("Add", a, b), weighted(t, lines, neighbours, sizes))
     if mask is not None:
-        found = t.emit("Mul", found, t.emit("Reshape", mask, t.const([*images, 1])))
-    columns = t.emit("Transpose", found, perm=[0, 2, 1])
+        found = t.emit("Mul", found, t.emit("Reshape", t.cast(mask, wide), t.const([*images, 1])))
+    columns = t.emit("Transpose", t.cast(found, x.dtype), perm=[0, 2, 1])
     columns = t.emit("Reshape", columns, t.const([n, groups, depth * taps, places]))
     rows = t.emit("Reshape", weight, t.const([groups, filters // groups, depth * taps]))
     y = t.emit("Reshape", t.emit("MatMul", rows, columns), t.const([n, filters, *result]))

@@ -134,6 +134,12 @@ def lp(t: Importer, node: Given, x: Val) -> Results:
     return root(t, _summed(t, w, powers), 1 / p)
 
 
+def global_lp(t: Importer, node: Given, x: Val) -> Results:
+    p, axes = node.attributes["p"], t.const(list(range(2, x.rank)))
+    powers = t.emit("Pow", t.emit("Abs", x), t.like(x, p))
+    return root(t, t.emit("ReduceSum", powers, axes, keepdims=1), 1 / p)
+
+
 def _fits(w: _Windows) -> bool:
     """Whether a pooling of the core has such padding."""
     return all(2 * p <= k for p, k in zip([*w.before, *w.after], w.kernel * 2, strict=True))
