@@ -22,14 +22,21 @@ static const char *const dtype_names[] = {
 
 /* ---- the header, read ---- */
 
+/* Where a tensor is: bytes from one to before the other. */
+typedef struct place {
+  int64_t begin, end;
+  const char *name;
+} place;
+
 typedef struct reader {
   const char *begin, *at, *end;
   omc_arena *arena;
   const char *elements; /* after the header, n_bytes of them */
   size_t n_bytes;
   omc_named_tensor *tensors;
+  place *places; /* of the tensors */
   omc_named_text *texts;
-  uint32_t n_tensors, cap_tensors, n_texts, cap_texts;
+  uint32_t n_tensors, cap_tensors, cap_places, n_texts, cap_texts;
 } reader;
 
 static omc_status expected(const reader *r, const char *what) {
@@ -227,8 +234,39 @@ static omc_status read_tensor(reader *r, const char *name) {
   if (tensor.bytes) memcpy(data, r->elements + offsets[0], tensor.bytes);
   tensor.data = data;
   r->tensors = grown(r->arena, r->tensors, r->n_tensors, &r->cap_tensors, sizeof tensor);
-  if (!r->tensors) OMC_FAIL(ENOMEM, "%u tensors", r->n_tensors);
+  r->places = grown(r->arena, r->places, r->n_tensors, &r->cap_places, sizeof *r->places);
+  if (!r->tensors || !r->places) OMC_FAIL(ENOMEM, "%u tensors", r->n_tensors);
+  r->places[r->n_tensors] = (place){offsets[0], offsets[1], name};
   r->tensors[r->n_tensors++] = tensor;
+  return OMC_OK;
+}
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const place *)a)->name, ((const place *)b)->name);
+}
+
+static int by_begin(const void *a, const void *b) {
+  const place *const p = a, *const q = b;
+  if (p->begin != q->begin) return p->begin < q->begin ? -1 : 1;
+  return (p->end > q->end) - (p->end < q->end);
+}
+
+/* Names are met once, and tensors lie one after another, as the format has it. */
+static omc_status check_places(const reader *r) {
+  place *const places = r->places;
+  if (r->n_tensors) qsort(places, r->n_tensors, sizeof *places, by_name);
+  for (uint32_t i = 1; i < r->n_tensors; i++)
+    if (strcmp(places[i - 1].name, places[i].name) == 0)
+      OMC_FAIL(EPARSE, "there are two tensors '%s'", places[i].name);
+  if (r->n_tensors) qsort(places, r->n_tensors, sizeof *places, by_begin);
+  int64_t end = 0;
+  for (uint32_t i = 0; i < r->n_tensors; end = places[i++].end)
+    if (places[i].begin != end)
+      OMC_FAIL(EPARSE, "'%s' begins at byte %lld, expected %lld", places[i].name,
+               (long long)places[i].begin, (long long)end);
+  if ((uint64_t)end != r->n_bytes)
+    OMC_FAIL(EPARSE, "%lld bytes are those of tensors, of %lld", (long long)end,
+             (long long)r->n_bytes);
   return OMC_OK;
 }
 
@@ -259,6 +297,7 @@ omc_status omc_safetensors_parse(const void *bytes, size_t n, omc_arena *arena,
   r.elements = r.end;
   r.n_bytes = n - LENGTH - length;
   OMC_TRY(read_header(&r));
+  OMC_TRY(check_places(&r));
   *out = (omc_safetensors){r.tensors, r.texts, r.n_tensors, r.n_texts};
   return OMC_OK;
 }

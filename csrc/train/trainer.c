@@ -92,6 +92,30 @@ omc_status omc_trainer_tensor(const omc_trainer *t, const char *name, omc_tensor
   return OMC_OK;
 }
 
+omc_status omc_trainer_gradient(const omc_trainer *t, const char *name, omc_tensor *out) {
+  const omc_train_variable *const v = omc_train_find(t, OMC_OF_MODEL, name);
+  if (!v) OMC_FAIL(EINVALID, "the model has no tensor '%s'", name);
+  if (!v->has_grad) OMC_FAIL(EINVALID, "'%s' has no gradient", name);
+  *out = (omc_tensor){v->grad, &v->type};
+  return OMC_OK;
+}
+
+static bool is_of_model(const omc_train_variable *v) {
+  return strncmp(v->name, OMC_OF_MODEL, strlen(OMC_OF_MODEL)) == 0;
+}
+
+uint32_t omc_trainer_n_tensors(const omc_trainer *t) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < t->n_variables; i++) n += is_of_model(&t->variables[i]);
+  return n;
+}
+
+const char *omc_trainer_tensor_name(const omc_trainer *t, uint32_t i) {
+  const omc_train_variable *v = t->variables;
+  for (; !is_of_model(v) || i; v++) i -= is_of_model(v);
+  return v->name + strlen(OMC_OF_MODEL);
+}
+
 omc_status omc_trainer_scale_learning_rate(omc_trainer *t, double factor) {
   if (!(factor >= 0 && factor <= DBL_MAX))
     OMC_FAIL(EINVALID, "the factor of learning rates is %g, expected 0 or more", factor);

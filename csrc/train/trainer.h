@@ -77,11 +77,21 @@ OMC_API omc_status omc_trainer_scale_learning_rate(omc_trainer *trainer,
  * too. */
 OMC_API void omc_trainer_seed(omc_trainer *trainer, uint64_t seed);
 
+/* How many parameters and buffers the model has, and the name of one; i must be below that. */
+OMC_API uint32_t omc_trainer_n_tensors(const omc_trainer *trainer);
+OMC_API const char *omc_trainer_tensor_name(const omc_trainer *trainer, uint32_t i);
+
 /* A parameter or buffer by its name in the module's state_dict (of a tied one the first of its
  * names), to be read, or written between calls. Borrowed from the trainer. OMC_EINVALID: there is
  * none. */
 OMC_API omc_status omc_trainer_tensor(const omc_trainer *trainer, const char *name,
                                       omc_tensor *out) OMC_MUST_USE;
+
+/* What steps have added up to the gradient of a parameter, to be read, or written before an update.
+ * Borrowed from the trainer until the next call. OMC_EINVALID: there is no such tensor, or it has
+ * no gradient, as before a step, after an update, and where it is not trained. */
+OMC_API omc_status omc_trainer_gradient(const omc_trainer *trainer, const char *name,
+                                        omc_tensor *out) OMC_MUST_USE;
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@ the package safetensors, which nothing else of this package imports.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -67,11 +68,8 @@ def save(
         If `dynamic_axes` names what is no tensor of the example, or the optimizer has what is no parameter, or one in
         16 bits.
     """
-    if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
-        raise TypeError(
-            f"optimizer is a {type(optimizer).__name__}, expected one of ortmodule_c.optim, which load the states of "
-            "torch.optim's"
-        )
+    if optimizer is not None:
+        _check_optimizer(optimizer)
     module = model.module if isinstance(model, ORTModule) else model
     terms = Terms.of(precision, None)
     if isinstance(model, ORTModule):
@@ -114,11 +112,74 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
         If the file was not written by :func:`save`.
     """
     with safe_open(path, "pt") as file:
-        texts = file.metadata() or {}
-        if texts.get("ortmodule_c") != VERSION:
-            raise ValueError(f"{path} was not written by ortmodule_c.artifacts, version {VERSION}")
-        names = [line.split("\t", 1) for line in texts["state_dict"].split("\n")[:-1]]
+        names = [line.split("\t", 1) for line in _texts(path, file)["state_dict"].split("\n")[:-1]]
         return {key: file.get_tensor(name) for name, key in names}
+
+
+def load_optimizer(path: str | Path, model: nn.Module, optimizer: FusedOptimizer) -> None:
+    """Have an optimizer go on from what a file keeps, such as one that a program in C has trained.
+
+    Parameters
+    ----------
+    path
+        The file.
+    model
+        The module that it was written of, or one with the same names.
+    optimizer
+        Of the kind that it was written with; its groups, with their numbers, stay its own. It forgets what it has of
+        parameters of which the file has nothing.
+
+    Raises
+    ------
+    TypeError
+        If the optimizer is none of ours.
+    ValueError
+        If the file was not written by :func:`save`, or is of another optimizer or model; nothing has changed then.
+    """
+    _check_optimizer(optimizer)
+    module = model.module if isinstance(model, ORTModule) else model
+    names = {t: n for n, t in module.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states: dict[Tensor, dict[str, Tensor]] = {}
+    with safe_open(path, "pt") as file:
+        texts = _texts(path, file)
+        if texts.get("optimizer") != optimizer.rule:
+            raise ValueError(f"{path} is of the optimizer {texts.get('optimizer')}, this one is {optimizer.rule}")
+        kinds: dict[str, list[str]] = {}
+        for key in file.keys():  # noqa: SIM118
+            if key.startswith(_OPTIMIZER):
+                _, kind, name = key.split("/", 2)
+                kinds.setdefault(name, []).append(kind)
+        known = {line.split(" ", 1)[1] for line in texts["optimizer.parameters"].split("\n")[:-1]}
+        for p in parameters:
+            if names.get(p) not in known:
+                raise ValueError(f"{path} has no parameter {names.get(p, f'of shape {list(p.shape)}')} that is trained")
+            found = {kind: file.get_tensor(f"{_OPTIMIZER}{kind}/{names[p]}") for kind in kinds.get(names[p], ())}
+            for kind, t in found.items():
+                if kind != "step" and t.shape != p.shape:
+                    raise ValueError(f"{kind} of {names[p]} has shape {list(t.shape)}, the parameter {list(p.shape)}")
+            states[p] = {kind: t.to(p.device) if kind == "step" else t.to(p) for kind, t in found.items()}
+    for p, state in states.items():
+        if not optimizer.counts:
+            state.pop("step", None)
+        optimizer.state.pop(p, None)
+        if state:
+            optimizer.state[p] = state
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, FusedOptimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}, expected one of ortmodule_c.optim, which load the states of "
+            "torch.optim's"
+        )
+
+
+def _texts(path: str | Path, file: Any) -> dict[str, str]:
+    texts: dict[str, str] = file.metadata() or {}
+    if texts.get("ortmodule_c") != VERSION:
+        raise ValueError(f"{path} was not written by ortmodule_c.artifacts, version {VERSION}")
+    return texts
 
 
 def _lines(lines: Sequence[str]) -> str:

@@ -29,11 +29,12 @@ TEST(safetensors_are_read) {
   CHECK_OK(
       parse(" { \"__metadata__\" : {\"a\\n\\u00e9\\ud83d\\ude00\":\"\\\"b\\\\\"},"
             "\"w\":{\"shape\":[2,1],\"data_offsets\":[1,3],\"dtype\":\"I8\"},"
-            "\"e\":{\"dtype\":\"F64\",\"shape\":[0,3],\"data_offsets\":[0,0]}}  ",
+            "\"e\":{\"dtype\":\"F64\",\"shape\":[0,3],\"data_offsets\":[1,1]},"
+            "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[0,1]}}  ",
             3, &arena, &file));
   CHECK_TEXT(omc_safetensors_text(&file, "a\n\xc3\xa9\xf0\x9f\x98\x80"), "\"b\\");
   CHECK(omc_safetensors_text(&file, "a") == NULL);
-  CHECK_INT(file.n_tensors, 2);
+  CHECK_INT(file.n_tensors, 3);
   CHECK_TEXT(file.tensors[0].name, "w");
   CHECK_INT(file.tensors[0].type.dtype, OMC_I8);
   CHECK_INT(file.tensors[0].type.shape.rank, 2);
@@ -46,6 +47,8 @@ TEST(safetensors_are_read) {
 }
 
 TEST(safetensors_that_are_damaged_are_refused) {
+#define BYTES(n, from, to) \
+  "{\"dtype\":\"U8\",\"shape\":[" #n "],\"data_offsets\":[" #from "," #to "]}"
   static const struct {
     const char *header;
     omc_status status;
@@ -72,7 +75,14 @@ TEST(safetensors_that_are_damaged_are_refused) {
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", OMC_EPARSE, "of 4"},
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}",
        OMC_ESHAPE, ""},
+      {"{\"a\":" BYTES(2, 0, 2) ",\"b\":" BYTES(2, 2, 4) ",\"a\":" BYTES(0, 4, 4) "}", OMC_EPARSE,
+       "there are two tensors 'a'"},
+      {"{\"b\":" BYTES(3, 1, 4) ",\"a\":" BYTES(2, 0, 2) "}", OMC_EPARSE,
+       "'b' begins at byte 1, expected 2"},
+      {"{\"a\":" BYTES(3, 1, 4) "}", OMC_EPARSE, "'a' begins at byte 1, expected 0"},
+      {"{\"a\":" BYTES(3, 0, 3) "}", OMC_EPARSE, "3 bytes are those of tensors, of 4"},
   };
+#undef BYTES
   omc_safetensors file;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_arena arena;
@@ -243,6 +253,35 @@ TEST(train_gradients_are_clipped) {
   (void)step(trainer, 1);
   CHECK_OK(omc_trainer_update(trainer));
   CHECK(fabs((double)number_of(trainer, "w", 0) - (1 - 0.25 / sqrt(3))) < 1e-6);
+  omc_trainer_close(trainer);
+}
+
+TEST(train_gradients_may_be_read_and_written) {
+  omc_trainer *const trainer = open_model();
+  omc_tensor grad;
+  CHECK_STATUS(omc_trainer_gradient(trainer, "w", &grad), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "'w' has no gradient");
+  CHECK_STATUS(omc_trainer_gradient(trainer, "v", &grad), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "the model has no tensor 'v'");
+  (void)step(trainer, 2);
+  (void)step(trainer, 3);
+  CHECK_OK(omc_trainer_gradient(trainer, "w", &grad));
+  CHECK_INT(grad.type->shape.dims[0], 3);
+  CHECK_FLOAT(((const float *)grad.data)[2], 5);
+  ((float *)grad.data)[2] = 0;
+  CHECK_OK(omc_trainer_update(trainer));
+  CHECK_FLOAT(number_of(trainer, "w", 2), 3);
+  CHECK(number_of(trainer, "w", 1) < 2);
+  CHECK_STATUS(omc_trainer_gradient(trainer, "w", &grad), EINVALID);
+  CHECK_STATUS(omc_trainer_gradient(trainer, "seen", &grad), EINVALID);
+  omc_trainer_close(trainer);
+}
+
+TEST(train_tensors_are_listed) {
+  omc_trainer *const trainer = open_model();
+  CHECK_INT(omc_trainer_n_tensors(trainer), 2);
+  CHECK_TEXT(omc_trainer_tensor_name(trainer, 0), "w");
+  CHECK_TEXT(omc_trainer_tensor_name(trainer, 1), "seen");
   omc_trainer_close(trainer);
 }
 

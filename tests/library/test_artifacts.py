@@ -141,6 +141,44 @@ def test_a_program_trains_as_pytorch_does(
     for key, t in plain.state_dict().items():
         torch.testing.assert_close(state[key], t, rtol=1e-3, atol=1e-4, msg=key)
 
+    again = make(model.parameters())
+    artifacts.load_optimizer(file, wrapped, again)
+    assert epochs(wrapped, again, given, 4, 2) == pytest.approx(epochs(plain, theirs, given, 4, 2), rel=1e-3)
+
+
+def test_a_state_of_another_optimizer_or_model_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2))
+    losing = Summed(model)
+    file = tmp_path / "model.safetensors"
+    optimizer = FusedAdam(losing.parameters())
+    losing(torch.ones(2, 3)).backward()
+    optimizer.step()
+    artifacts.save(file, losing, (torch.ones(2, 3),), optimizer=optimizer)
+    fresh = FusedAdam(losing.parameters())
+    with pytest.raises(ValueError, match="is of the optimizer adam, this one is sgd"):
+        artifacts.load_optimizer(file, losing, FusedSGD(losing.parameters()))
+    with pytest.raises(ValueError, match=r"has no parameter 0\.weight that is trained"):
+        artifacts.load_optimizer(file, other, FusedAdam(other.parameters()))
+    with pytest.raises(ValueError, match="has no parameter of shape"):
+        artifacts.load_optimizer(file, losing, FusedAdam(other.parameters()))
+    with pytest.raises(TypeError, match="optimizer is a Adam, expected one of"):
+        artifacts.load_optimizer(file, losing, torch.optim.Adam(losing.parameters()))
+    assert not fresh.state
+    artifacts.load_optimizer(file, losing, fresh)
+    for p in losing.parameters():
+        for kind, t in optimizer.state[p].items():
+            torch.testing.assert_close(fresh.state[p][kind], t, rtol=0, atol=0)
+
+
+class Summed(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).square().sum()
+
 
 def run(program: Path, model: Path, inputs: dict[str, Tensor], folder: Path, *seed: int) -> dict[str, Tensor]:
     save_file(inputs, folder / "in.safetensors")
