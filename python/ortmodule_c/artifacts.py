@@ -18,7 +18,7 @@ from .lowering.to_text import to_text
 from .optim.fused import FusedOptimizer
 from .ortmodule import ORTModule
 from .terms import Precision, Terms
-from .whole import Example, WholeGraph, unknown_argument, whole_graph
+from .whole import DynamicAxes, Example, WholeGraph, unknown_argument, whole_graph
 
 VERSION = "1"  # of what csrc/train/load.c reads
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -31,7 +31,7 @@ def save(
     *,
     optimizer: FusedOptimizer | None = None,
     evaluation_example: Example | None = None,
-    dynamic_axes: Mapping[str, Sequence[int]] | None = None,
+    dynamic_axes: DynamicAxes | None = None,
     precision: Precision | None = None,
 ) -> None:
     """Write a file with which a program in C trains and evaluates a model.
@@ -54,7 +54,8 @@ def save(
     evaluation_example
         The arguments in evaluation, if they are others.
     dynamic_axes
-        By name of an argument the axes whose size may be another one at each call.
+        By name of an argument the axes whose size may be another one at each call, or names for these sizes by axis,
+        which are the same where their names are.
     precision
         As of :class:`ortmodule_c.ORTModule`.
 
@@ -242,15 +243,18 @@ def _add_optimizer(
 
 def _add_graph(graph: WholeGraph, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
     mode = graph.mode
-    names = graph.output_names()
+    names = [""] * (len(graph.lowered.differentiable) - len(graph.lowered.updates))
+    for name, position in graph.results():
+        names[position] = names[position] or name
     if mode == "training":
         _refuse_what_is_no_loss(graph)
     text, constants = to_text(graph.lowered.model)
     tensors.update({f"{mode}/{name}": t for name, t in constants.items()})
     texts[mode] = text
     texts[f"{mode}.inputs"] = _lines([*[f">{path}" for path in graph.arguments], *[_MODEL + n for n in graph.weights]])
-    texts[f"{mode}.sizes"] = _lines([" ".join(map(str, of)) for of in graph.sizes])
-    texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for least, most in graph.ranges])
+    numbers: dict[int | str, str] = {name: f"s{i}" for i, (name, *_) in enumerate(graph.ranges)}
+    texts[f"{mode}.sizes"] = _lines([" ".join(str(numbers.get(d, d)) for d in of) for of in graph.sizes])
+    texts[f"{mode}.ranges"] = _lines([f"{least} {'?' if most is None else most}" for _, least, most in graph.ranges])
     texts[f"{mode}.outputs"] = _lines(names)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
 from .capture.shapes import Axes, Fit
-from .errors import NotExportable
-from .flatten import flatten_call, leaf_paths
+from .errors import NeedsStatic, NotExportable
+from .flatten import Spec, flatten_call, leaf_paths
 from .guards.held import scan
 from .lowering.lower import Lowered, lower
 from .process import tracing
@@ -21,6 +21,7 @@ from .signals import waiting
 from .terms import Terms
 
 Example = tuple[Any, ...] | Mapping[str, Any]
+DynamicAxes = Mapping[str, Sequence[int] | Mapping[int, str]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class WholeGraph:
     ----------
     mode
         ``"training"`` or ``"evaluation"``.
-    arguments
-        Names of the tensors that the module is called with, the graph's first inputs.
+    arguments, leaves, spec
+        The tensors that the module is called with, the graph's first inputs: their names, those of the example, and
+        the call around them.
     weights
         Names of the module's tensors that are its other inputs.
     captured, lowered
@@ -43,25 +45,32 @@ class WholeGraph:
 
     mode: str
     arguments: Sequence[str]
+    leaves: Sequence[Tensor]
+    spec: Spec
     weights: Sequence[str]
     captured: Captured
     lowered: Lowered
     sizes: list[list[int | str]]
-    ranges: list[tuple[int, int | None]]
+    ranges: list[tuple[str, int, int | None]]
 
-    def output_names(self) -> list[str]:
-        """By output of the graph, but for what is written into buffers, the name of the first result that it is."""
-        names = [""] * (len(self.lowered.differentiable) - len(self.lowered.updates))
+    def results(self) -> list[tuple[str, int]]:
+        """Of each result of the module its name, and which output of the graph it is."""
+        found = []
         paths = leaf_paths(self.captured.out_spec)
         for (source, position, steps), path in zip(self.lowered.results, paths, strict=True):
             if source != "output" or steps:
                 raise NotExportable(f"in {self.mode} an output is an input, or a view of another tensor")
-            names[position] = names[position] or _plain(path)
-        return names
+            found.append((_plain(path), position))
+        return found
 
 
 def whole_graph(
-    mode: str, module: nn.Module, terms: Terms, example: Example, dynamic_axes: Mapping[str, Sequence[int]]
+    mode: str,
+    module: nn.Module,
+    terms: Terms,
+    example: Example,
+    dynamic_axes: DynamicAxes,
+    called: Sequence[str] | None = None,
 ) -> WholeGraph:
     """The graph of a module in a mode, for arguments like those of an example.
 
@@ -74,7 +83,10 @@ def whole_graph(
     example
         Arguments, or keyword arguments.
     dynamic_axes
-        By name of an argument the axes whose size is left open. Others' names are left to the caller.
+        By name of an argument the axes whose size is left open, or names for these sizes by axis, which are the same
+        where their names are. What is no argument is left to the caller.
+    called
+        The arguments' names in messages; by default their own.
 
     Raises
     ------
@@ -89,18 +101,27 @@ def whole_graph(
     leaves = [t.detach().contiguous() for t in leaves]  # as they will lie
     paths = arguments.paths(spec)
     axes = _axes(paths, leaves, dynamic_axes)
-    with waiting(), tracing, quiet(), _in_mode(module, mode == "training"), terms.region(module):
+    with waiting(), tracing, quiet(), in_mode(module, mode == "training"), terms.region(module):
         now = scan(module)
         if now.refusal:
             raise NotExportable(now.refusal)
-        captured = capture(module, terms, spec, leaves, paths, now, axes)
-        lowered = lower(captured)
+        try:
+            captured = capture(module, terms, spec, leaves, paths, now, axes)
+            lowered = lower(captured)
+        except NeedsStatic as error:
+            raise NotExportable(f"in {mode} {error}") from None
     _refuse_what_needs_python(mode, captured, lowered)
-    sizes, ranges = _sizes(mode, captured, paths, axes)
-    return WholeGraph(mode, paths, captured.names[len(paths) :], captured, lowered, sizes, ranges)
+    names = {
+        (i, axis % leaf.dim()): name
+        for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
+        if isinstance(given := dynamic_axes.get(path), Mapping)
+        for axis, name in given.items()
+    }
+    sizes, ranges = _sizes(mode, captured, called or paths, axes, names)
+    return WholeGraph(mode, paths, leaves, spec, captured.names[len(paths) :], captured, lowered, sizes, ranges)
 
 
-def unknown_argument(dynamic_axes: Mapping[str, Sequence[int]], arguments: Sequence[str]) -> str:
+def unknown_argument(dynamic_axes: DynamicAxes, arguments: Sequence[str]) -> str:
     """What is wrong with names of `dynamic_axes`, or nothing."""
     unknown = [name for name in dynamic_axes if name not in arguments]
     if not unknown:
@@ -109,7 +130,8 @@ def unknown_argument(dynamic_axes: Mapping[str, Sequence[int]], arguments: Seque
 
 
 @contextlib.contextmanager
-def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Within, all of a module is in training mode, or in evaluation."""
     before = [(m, m.training) for m in module.modules()]
     module.train(training)
     try:
@@ -120,7 +142,7 @@ def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
             m.training = was
 
 
-def _axes(paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Mapping[str, Sequence[int]]) -> Axes:
+def _axes(paths: Sequence[str], leaves: Sequence[Tensor], dynamic: DynamicAxes) -> Axes:
     """By leaf the axes that are left open."""
     found = []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -132,14 +154,14 @@ def _axes(paths: Sequence[str], leaves: Sequence[Tensor], dynamic: Mapping[str, 
 
 
 def _sizes(
-    mode: str, captured: Captured, paths: Sequence[str], axes: Axes
-) -> tuple[list[list[int | str]], list[tuple[int, int | None]]]:
+    mode: str, captured: Captured, paths: Sequence[str], axes: Axes, names: Mapping[tuple[int, int], str]
+) -> tuple[list[list[int | str]], list[tuple[str, int, int | None]]]:
     """Those of the arguments, and the ranges of open ones."""
     fit = Fit([n.meta["val"] for n in captured.placeholders()[0][: len(paths)]])
     for i, axis in sorted(fit.pinned(axes)):
         raise NotExportable(f"in {mode} the size of {paths[i]!r} along axis {axis} cannot be left open")
     try:
-        return fit.plain()
+        return fit.plain(paths, names)
     except NotExportable as error:
         raise NotExportable(f"in {mode} {error}") from None
 

@@ -144,8 +144,8 @@ class Compares(nn.Module):
 MISTAKES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
     "an argument that there is not": (net, {"dynamic_axes": {"x": [0]}}, ValueError, "dynamic_axes has 'x', expected"),
     "an axis that there is not": (net, {"dynamic_axes": {"input": [4]}}, ValueError, "axis 4 of 'input', which has 4"),
-    "too many names": (net, {"output_names": ["a", "b"]}, ValueError, r"output_names are \['a', 'b'\], expected 1"),
-    "a name of an input": (net, {"output_names": ["input"]}, ValueError, "that are no names of inputs"),
+    "too many names": (net, {"output_names": ["a", "b"]}, ValueError, "1 outputs, and names for 1 and 2: input, a, b"),
+    "a name of an input": (net, {"output_names": ["input"]}, ValueError, "'input' would be the name of two"),
     "a branch on values": (Branches, {}, NotExportable, ""),
     "a size that is compared": (Compares, {"dynamic_axes": {"x": [0]}}, NotExportable, "cannot be left open"),
 }

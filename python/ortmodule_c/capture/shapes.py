@@ -1,7 +1,7 @@
 """Which input shapes a captured graph is valid for."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -62,29 +62,50 @@ class Fit:
         dims = zip(self._dims, axes, strict=True)
         return {(i, a) for i, (of, to_open) in enumerate(dims) for a in to_open if isinstance(of[a], int)}
 
-    def plain(self) -> tuple[list[list[int | str]], list[tuple[int, int | None]]]:
-        """The sizes of each tensor, as numbers and as ``s0``, ``s1``, ...; and from what to what each of these may be.
+    def plain(
+        self, called: Sequence[str], same: Mapping[tuple[int, int], str] | None = None
+    ) -> tuple[list[list[int | str]], list[tuple[str, int, int | None]]]:
+        """The sizes of each tensor, as numbers and names, and of each name from what to what it may be.
+
+        Parameters
+        ----------
+        called
+            The names of the tensors, for messages.
+        same
+            Names of sizes by tensor and axis, which are the same where their names are; others are ``s0``, ``s1``, ...
 
         Raises
         ------
         NotExportable
             If a graph asks more of sizes than that.
         """
-        symbols: list[Any] = list(dict.fromkeys(d for dims in self._dims for d in dims if not isinstance(d, int)))
+        open_at = {(i, a): d for i, dims in enumerate(self._dims) for a, d in enumerate(dims) if not isinstance(d, int)}
+        named: dict[str, Any] = {}
+        equal: dict[Any, Any] = {}
+        for at, name in (same or {}).items():
+            if at in open_at and named.setdefault(name, open_at[at]) != open_at[at]:
+                equal[open_at[at]] = named[name]
+        symbols: list[Any] = list(dict.fromkeys(equal.get(d, d) for d in open_at.values()))
         ranges = {s: self._ranges[s] for s in symbols if s in self._ranges}
+        for s, first in equal.items():
+            if s in self._ranges and first in ranges:
+                ranges[first] &= self._ranges[s]
+        told = {d: sympy.Symbol(f"{called[i]}.shape[{a}]") for (i, a), d in reversed(open_at.items())}
         for asked in [*self._guards, *[s for s in symbols if s not in ranges]]:
             guard = asked
             while any(s in self._replacements for s in guard.free_symbols):
                 guard = guard.xreplace(self._replacements)
-            if guard is sympy.true or guard in symbols or not self._of_memory.isdisjoint(guard.free_symbols):
+            guard = guard.xreplace(equal)
+            if guard == sympy.true or guard in symbols or not self._of_memory.isdisjoint(guard.free_symbols):
                 continue
             narrowed = _narrowed(guard, ranges, self._met) if isinstance(guard, sympy.Rel) else None
             if narrowed is None:
-                raise NotExportable(f"the forward asks of open sizes, or binds them, that {guard}")
+                raise NotExportable(f"the forward asks of open sizes, or binds them, that {guard.xreplace(told)}")
             ranges.update(narrowed)
-        names: dict[Any, str] = {s: f"s{i}" for i, s in enumerate(symbols)}
-        bounds = [(int(ranges[s].lower), _finite(ranges[s].upper)) for s in symbols]
-        return [[names.get(d, d) for d in dims] for dims in self._dims], bounds
+        names: dict[Any, str] = {s: f"s{i}" for i, s in enumerate(symbols)} | {s: name for name, s in named.items()}
+        bounds = [(names[s], int(ranges[s].lower), _finite(ranges[s].upper)) for s in symbols]
+        sizes = [[equal.get(d, d) for d in dims] for dims in self._dims]
+        return [[names.get(d, d) for d in dims] for dims in sizes], bounds
 
     def _check(self, sizes: Sizes) -> bool:
         bound: dict[sympy.Symbol, int] = {}
@@ -128,7 +149,8 @@ def _narrowed(
     if len(guard.free_symbols) == 1 and guard.free_symbols <= met.keys():
         (symbol,) = guard.free_symbols
         lower, upper = ranges[symbol].lower, ranges[symbol].upper
-        ends = [n + d for n in guard.atoms(sympy.Integer) for d in (-1, 0, 1) if lower <= n + d <= upper]
+        ends = {n + d for n in guard.atoms(sympy.Integer) for d in (-1, 0, 1)} | {lower + d for d in range(1, 9)}
+        ends = {n for n in ends if lower <= n <= upper}
         narrower = [ValueRanges(n, upper) for n in ends] + [ValueRanges(lower, n) for n in ends]
         found = [{symbol: r} for r in narrower if r.lower <= met[symbol] <= r.upper and holds({symbol: r})]
         return max(found, key=lambda narrow: narrow[symbol].upper - narrow[symbol].lower, default=None)

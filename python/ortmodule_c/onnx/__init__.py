@@ -48,7 +48,8 @@ def save(
     model: "nn.Module",
     example: tuple[Any, ...] | Mapping[str, Any],
     *,
-    dynamic_axes: Mapping[str, Sequence[int]] | None = None,
+    dynamic_axes: Mapping[str, Sequence[int] | Mapping[int, str]] | None = None,
+    input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     training: bool = False,
 ) -> None:
@@ -65,22 +66,27 @@ def save(
         Arguments that it is called with, or keyword arguments. The graph is made for their dtypes and sizes; what is
         no tensor is part of it.
     dynamic_axes
-        By name of an argument the axes whose size may be another one.
-    output_names
-        Of the results, in their order; by default those that the module returns them under, such as ``logits``.
+        By name of an argument the axes whose size may be another one, or names for these sizes by axis, which are the
+        same where their names are.
+    input_names, output_names
+        Of the tensors that are given, and of the results, in their order; by default those of the arguments, and those
+        that the module returns them under, such as ``logits``.
     training
         Write what the module computes in training mode; what it would write into its buffers is left out.
 
     Raises
     ------
     NotExportable
-        If there is no graph of the module as a whole, or it has an op that ONNX has not.
+        If there is no graph of the module as a whole, it has an op that ONNX has not, or asks more of an open size.
+        The model is run once, as :func:`load` reads it, and once more where a size is 1 and where it is beyond what
+        the forward asks of it, and has to give what the module does wherever that gives anything.
     ValueError
-        If `dynamic_axes` names what is no tensor of the example, or `output_names` are not as many as the results.
+        If `dynamic_axes` names what is no tensor of the example, or names are not as many as there are values, or the
+        same for two of them.
     """
     from .export import Names, export, write
 
-    write(export(model, example, dynamic_axes or {}, training, Names(outputs=output_names)), path)
+    write(export(model, example, dynamic_axes or {}, training, Names(input_names, output_names)), path)
 
 
 __all__ = ["load", "save"]

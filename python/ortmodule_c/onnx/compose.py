@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import TensorProto, TypeProto
 
+from ..dtypes import DTYPES
 from .description import Attribute, Node, Type
 
 _KINDS = {int: "INT", float: "FLOAT", str: "STRING", list: "INTS"}
 GATES = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}  # the place in ONNX's order of each of ours
+CODES: dict[str, int] = {text: TensorProto.DataType.Value(name) for text, name in DTYPES.values()}
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -28,6 +30,9 @@ class Values(Protocol):
 
     def source_of(self, value: str | None) -> Node | None:
         """The node that gives a value."""
+
+    def number(self, value: str | None) -> float | None:
+        """The number that a value is, if it is a constant of one element."""
 
     def add_constant(self, name: str, dtype: int, dims: tuple[int, ...], values: list[Any]) -> None:
         """Add a constant under a name."""
@@ -83,11 +88,21 @@ class Parts:
         """The node of ours that gives a value."""
         return self._values.source_of(value)
 
+    def number(self, value: str | None) -> float | None:
+        """The number that a value is, if it is a constant of one element."""
+        return self._values.number(value)
+
     def const(self, values: Any, dtype: int = TensorProto.INT64) -> str:
         """A number or a list of them."""
         name, data = self._fresh(), np.asarray(values)
         self._values.add_constant(name, dtype, data.shape, data.reshape(-1).tolist())
         return name
+
+    @property
+    def result_dtype(self) -> int | None:
+        """ONNX's code of the dtype of our first result, if that is known."""
+        first = self.node.outputs[0]
+        return None if first is None or first[1] is None else CODES[first[1][0]]
 
     def dtype(self, value: str | None) -> int | None:
         """ONNX's code of a value's dtype, if that is known."""
@@ -158,8 +173,8 @@ def _attention(p: Parts) -> Parts | None:
         if shapes[0][3] is None:
             return None
         scale = shapes[0][3] ** -0.5
-    scores = p.emit("MatMul", q, p.emit("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = p.emit("Mul", scores, p.const(float(scale), code))
+    scaled = p.emit("Mul", q, p.const(float(scale), code))  # before the product, which 16 bits might not hold
+    scores = p.emit("MatMul", scaled, p.emit("Transpose", k, perm=[0, 1, 3, 2]))
     if p.given.get("is_causal"):
         size = p.emit("Concat", p.emit("Shape", q, start=2, end=3), p.emit("Shape", k, start=2, end=3), axis=0)
         below = p.emit("Trilu", p.emit("Expand", p.const(1.0, TensorProto.FLOAT), size), upper=0)
@@ -169,9 +184,9 @@ def _attention(p: Parts) -> Parts | None:
     least = p.const(-np.inf, code)
     if p.given.get("is_causal") or p.dtype(mask) == TensorProto.BOOL:
         mask = p.emit("Where", mask, p.const(0.0, code), least)
-    sees = p.emit("Greater", p.emit("ReduceMax", mask, p.const([-1]), keepdims=1), least)
+    nothing = p.emit("Equal", p.emit("ReduceMax", mask, p.const([-1]), keepdims=1), least)
     weights = p.emit("Softmax", p.emit("Add", scores, mask), axis=-1)
-    return p.give("MatMul", p.emit("Where", sees, weights, p.const(0.0, code)), v)
+    return p.give("MatMul", p.emit("Where", nothing, p.const(0.0, code), weights), v)
 
 
 def _cross_entropy(p: Parts) -> Parts | None:
@@ -186,10 +201,12 @@ def _adaptive_pool(p: Parts) -> Parts | None:
     x, wanted = p.node.inputs[0], p.given["output_size"]
     if p.given.get("channels_last"):
         return None
-    if all(n == 1 for n in wanted):
+    if all(n == 1 for n in wanted) and p.rank(x) == 2 + len(wanted):
         return p.give("GlobalAveragePool", x)
     sizes = (p.dims(x) or [])[2:]
-    if not sizes or any(not n or size is None or size % n for size, n in zip(sizes, wanted, strict=True)):
+    if len(sizes) != len(wanted) or any(
+        not n or size is None or size % n for size, n in zip(sizes, wanted, strict=True)
+    ):
         return None
     windows = [int(size or 0) // n for size, n in zip(sizes, wanted, strict=True)]
     return p.give("AveragePool", x, kernel_shape=windows, strides=windows)
@@ -257,6 +274,84 @@ def _recurrent(op: str) -> Composition:
     return composed
 
 
+def _layer_norm(p: Parts) -> Parts | None:
+    """ONNX's has a scale, and operands of one dtype; ours computes in 32 bits."""
+    x, scale, bias = [*p.node.inputs, None, None][:3]
+    code, dims, result = p.dtype(x), p.dims(x), p.result_dtype
+    mixed = {p.dtype(v) for v in (x, scale, bias) if v is not None} | {result}
+    if code is None or dims is None or None in mixed or (scale is not None and len(mixed) == 1):
+        return None
+    wide = int(TensorProto.FLOAT) if len(mixed) > 1 else code
+    if scale is None:
+        rest = dims[p.given.get("axis", -1) % len(dims) :]
+        if None in rest:
+            return None
+        scale = p.const(np.ones([int(d or 0) for d in rest]), wide)
+    given = [None if v is None else v if p.dtype(v) == wide else p.emit("Cast", v, to=wide) for v in (x, scale, bias)]
+    if result == wide:
+        return p.give("LayerNormalization", *given, **p.given)
+    return p.give("Cast", p.emit("LayerNormalization", *given, **p.given), to=result)
+
+
+def _scaled_elu(p: Parts) -> Parts | None:
+    """SELU and CELU: ONNX's has one number."""
+    (x,) = p.node.inputs
+    code, scale, inner = p.dtype(x), p.given.get("scale", 1.0), p.given.get("input_scale", 1.0)
+    if (scale == 1 and inner == 1) or code is None:
+        return None
+    alpha = p.given.get("alpha", 1.0)
+    if inner == 1:
+        return p.give("Mul", p.emit("Elu", x, alpha=alpha), p.const(scale, code))
+    below = p.emit("Sub", p.emit("Exp", p.emit("Mul", x, p.const(inner, code))), p.const(1.0, code))
+    below = p.emit("Mul", below, p.const(scale * alpha, code))
+    above = p.emit("Mul", x, p.const(scale, code)) if scale != 1 else x
+    return p.give("Where", p.emit("Greater", x, p.const(0.0, code)), above, below)
+
+
+def _batch_norm(p: Parts) -> Parts | None:
+    """What BatchNorm is in evaluation: x f + (bias - mean f), with f = scale / sqrt(var + epsilon)."""
+
+    def source(value: str | None) -> tuple[str, list[str | None]]:
+        """What a value is made by, and of what, but for a reshape of it."""
+        node = p.source(value)
+        while node is not None and node.op in ("Reshape", "Unsqueeze"):
+            node = p.source(node.inputs[0])
+        return ("", []) if node is None else (node.op, [*node.inputs])
+
+    def bare(value: str | None) -> str | None:
+        node = p.source(value)
+        return bare(node.inputs[0]) if node is not None and node.op in ("Reshape", "Unsqueeze") else value
+
+    def operands(value: str | None, op: str, n: int = 2) -> list[str | None]:
+        made_by, inputs = source(value)
+        return inputs if made_by == op and len(inputs) == n else [None] * n
+
+    def is_by_channel(value: str | None) -> bool:
+        dims, of_x = p.dims(value), p.dims(x)
+        if dims is None or of_x is None or len(of_x) < 2:
+            return False
+        aligned = [1] * (len(of_x) - len(dims)) + dims
+        return len(aligned) == len(of_x) and aligned[1] == of_x[1] and all(d == 1 for d in aligned[:1] + aligned[2:])
+
+    scaled, shift = p.node.inputs
+    x, f = operands(scaled, "Mul")
+    factor = bare(f)
+    if not is_by_channel(f) or not is_by_channel(shift):
+        return None
+    bias, moved = operands(shift, "Sub")
+    mean, same = operands(operands(shift, "Neg", 1)[0] if moved is None else moved, "Mul")
+    rate, scale = operands(factor, "Mul") if source(factor)[0] == "Mul" else (factor, None)
+    var, epsilon = operands(operands(rate, "Rsqrt", 1)[0], "Add")
+    number, code, channels = p.number(epsilon), p.dtype(x), (p.dims(x) or [None, None])[1]
+    if factor is None or same != factor or number is None or channels is None or code is None:
+        return None
+    if any(p.dims(v) != [channels] or p.dtype(v) != code for v in (mean, var, bias, scale) if v is not None):
+        return None
+    scale = p.const(np.ones(channels), code) if scale is None else scale
+    bias = p.const(np.zeros(channels), code) if bias is None else bias
+    return p.give("BatchNormalization", x, scale, bias, mean, var, epsilon=number)
+
+
 def _without(attribute: str) -> Composition:
     """The same op without an attribute that refuses what ONNX leaves undefined or wraps."""
 
@@ -271,12 +366,15 @@ def _without(attribute: str) -> Composition:
 
 COMPOSED: Mapping[str, Composition] = {"FusedMatMul": _product, "GatherND": _gather}
 PORTABLE: Mapping[str, Composition] = {
+    "Add": _batch_norm,
     "AdaptiveAvgPool": _adaptive_pool,
     "Attention": _attention,
     "CrossEntropy": _cross_entropy,
+    "Elu": _scaled_elu,
     "Gather": _without("strict"),
     "GatherElements": _without("strict"),
     "GruCells": _recurrent("GRU"),
+    "LayerNormalization": _layer_norm,
     "LstmCells": _recurrent("LSTM"),
     "RmsNorm": _rms_norm,
     "RnnCells": _recurrent("RNN"),

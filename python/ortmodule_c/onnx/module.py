@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 from torch import Tensor, nn
 
 from .. import _C
+from ..dtypes import DTYPES
 from ..errors import NotExportable, Unsupported
 from ..function import Runner
 from ..lowering.ancestry import Ancestry
@@ -26,6 +27,8 @@ from .rules import TABLE
 
 _MAX_GRAPHS = 16
 _MOST_ELEMENTS = 64  # of an input that a graph may have to know
+
+FIXED = "ai.ortmodule_c.fixed"  # of a model's metadata: names, a line each, of initializers that are not trained
 
 # Inputs that are no weights though they are floats.
 _STATISTICS = {"BatchNormalization": (3, 4)}
@@ -71,6 +74,7 @@ class OnnxModule(nn.Module):
         self.output_names = [o.name for o in graph.output]
         self._declared = {i.name: i.type for i in graph.input}
         weights, statistics = _roles(graph)
+        fixed = {name for p in model.metadata_props if p.key == FIXED for name in p.value.split("\n")}
         self._places: dict[str, tuple[nn.Module, str]] = {}  # where the tensors are
         self._constants: dict[str, Tensor] = {}
         for name, proto in stored.items():
@@ -78,9 +82,10 @@ class OnnxModule(nn.Module):
                 tensor = tensor_of(proto)
             except Unsupported as error:
                 raise NotExportable(f"the model has an initializer {name!r}: {error}") from error
-            if name in statistics:
+            is_weight = name in weights and tensor.is_floating_point() and tensor.dim() > 0
+            if name in statistics or (is_weight and name in fixed):
                 self._add(name, tensor, is_buffer=True)
-            elif name in weights and tensor.is_floating_point() and tensor.dim():
+            elif is_weight:
                 self._add(name, nn.Parameter(tensor))
             else:
                 self._constants[name] = tensor
@@ -127,6 +132,10 @@ class OnnxModule(nn.Module):
         for stored in model.graph.initializer:
             if stored.name in self._places:
                 owner, leaf = self._places[stored.name]
+                if DTYPES[getattr(owner, leaf).dtype][1] != TensorProto.DataType.Name(stored.data_type):
+                    raise NotExportable(
+                        f"{stored.name} is of {getattr(owner, leaf).dtype}, another dtype than the file's"
+                    )
                 stored.CopyFrom(tensor_proto(stored.name, getattr(owner, leaf)))
         return model
 

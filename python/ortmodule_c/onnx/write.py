@@ -1,5 +1,6 @@
 """Writes graphs of the C core as ONNX models."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoPro
 from .. import _C
 from ..dtypes import DTYPES
 from ..lowering.draft import OPSET, OVER, OWN_DOMAIN, OWN_OPSET
-from .compose import COMPOSED, PORTABLE, SEVERAL, Composition, Parts
+from .compose import CODES, COMPOSED, PORTABLE, SEVERAL, Composition, Parts
 from .description import Attribute, Description, Node, Raw, Type, described
 
-_CODES: dict[str, int] = {text: TensorProto.DataType.Value(name) for text, name in DTYPES.values()}
 _IMPORTS = [helper.make_opsetid("", OPSET), helper.make_opsetid(OWN_DOMAIN, OWN_OPSET)]
 
 # Attributes of the core that ONNX does not know, at the values at which they say nothing.
@@ -35,8 +35,13 @@ _SAY_NOTHING = {
 FUNCTIONS = {
     "Detach": "(x) => (y) { y = Identity(x) }",
     "Embedding": "<padding_idx: int = -1, scale_grad_by_freq: int = 0>(table, ids) => (y) { y = Gather(table, ids) }",
-    "Expm1": "(x) => (y) { e = Exp(x) c = Constant<value_float=1.0>() one = CastLike(c, x) y = Sub(e, one) }",
-    "Log1p": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) s = Add(x, one) y = Log(s) }",
+    # By the roundings of 1 + x and of exp(x), which their logarithms share: Kahan's way.
+    "Expm1": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) u = Exp(x) d = Sub(u, one) n = Neg(one)"
+    " l = Log(u) q = Div(x, l) r = Mul(d, q) all = Equal(d, u) none = Equal(d, n) far = Or(all, none)"
+    " s = Where(far, d, r) small = Equal(u, one) y = Where(small, x, s) }",
+    "Log1p": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) u = Add(x, one) d = Sub(u, one)"
+    " l = Log(u) q = Div(x, d) r = Mul(l, q) far = Equal(d, x) s = Where(far, l, r) small = Equal(u, one)"
+    " y = Where(small, x, s) }",
     "LogSigmoid": "(x) => (y) { n = Neg(x) s = Softplus(n) y = Neg(s) }",
     "MulAdd": "(a, b, c) => (y) { p = Mul(a, b) y = Add(p, c) }",
     "NotEqual": "(a, b) => (y) { e = Equal(a, b) y = Not(e) }",
@@ -50,14 +55,22 @@ def save(graph: Raw, path: Path) -> None:
     onnx.save(to_model(graph), str(path))
 
 
-def to_model(graph: Raw, portable: bool = False) -> onnx.ModelProto:
+def to_model(graph: Raw, portable: bool = False, types: Mapping[str, Type] | None = None) -> onnx.ModelProto:
     """The ONNX model of a graph, as :func:`_C.describe` gives it.
 
     A node is in ONNX's own domain if ONNX's checker takes it there and it means the same; all others are in the
     domain ``ai.ortmodule_c``. Gradients given to a joint graph are inputs after the others, those it gives are outputs
     after the others. With `portable` nodes are in ONNX's terms wherever it can compose them, for other programs.
+    `types` are those of results, as far as the graph itself does not say them.
     """
-    return _Writer(described(graph), {**COMPOSED, **(PORTABLE if portable else {})}).model()
+    found = described(graph)
+    if types is not None:
+        found = found._replace(nodes=[_typed(node, types) for node in found.nodes])
+    return _Writer(found, {**COMPOSED, **(PORTABLE if portable else {})}).model()
+
+
+def _typed(node: Node, types: Mapping[str, Type]) -> Node:
+    return node._replace(outputs=[o and (o[0], o[1] or types.get(o[0])) for o in node.outputs])
 
 
 class _Writer:
@@ -106,7 +119,7 @@ class _Writer:
     def _constant(self, name: str, kind: Type, data: bytes) -> None:
         dtype, dims = kind
         self._types[name] = _type(kind)
-        self._initializers.append(helper.make_tensor(name, _CODES[dtype], dims, data, raw=True))
+        self._initializers.append(helper.make_tensor(name, CODES[dtype], dims, data, raw=True))
 
     def _outputs(self, names: Iterable[str]) -> list[ValueInfoProto]:
         """A name is that of one output, and of no input."""
@@ -142,6 +155,13 @@ class _Writer:
     def source_of(self, value: str | None) -> Node | None:
         """The node that gives a value."""
         return self._sources.get(value or "")
+
+    def number(self, value: str | None) -> float | None:
+        """The number that a value is, if it is a constant of one element."""
+        stored = next((t for t in self._initializers if t.name == value), None)
+        if stored is None or math.prod(stored.dims) != 1:
+            return None
+        return float(onnx.numpy_helper.to_array(stored).reshape(()))
 
     def add_constant(self, name: str, dtype: int, dims: tuple[int, ...], values: list[Any]) -> None:
         """Add a constant under a name."""
@@ -182,7 +202,8 @@ class _Writer:
             del self._initializers[initializers:]
             return None
         for name, kind in inferred.items():
-            types.setdefault(name, kind)
+            if name:
+                types.setdefault(name, kind)
         return written
 
     def _means_more(self, node: Node, outputs: list[str]) -> bool:
@@ -195,7 +216,7 @@ class _Writer:
         return False
 
 
-_INTEGERS = {code for dtype, (text, _) in DTYPES.items() for code in [_CODES[text]] if not dtype.is_floating_point}
+_INTEGERS = {code for dtype, (text, _) in DTYPES.items() for code in [CODES[text]] if not dtype.is_floating_point}
 _UNKNOWN = helper.make_tensor_type_proto(TensorProto.UNDEFINED, None)
 
 
@@ -209,7 +230,7 @@ def _filled(attributes: Sequence[Attribute]) -> Sequence[Attribute]:
 
 def _type(kind: Type) -> TypeProto:
     dtype, dims = kind
-    return helper.make_tensor_type_proto(_CODES[dtype], [None if d < 0 else d for d in dims])
+    return helper.make_tensor_type_proto(CODES[dtype], [None if d < 0 else d for d in dims])
 
 
 def _agree(a: TypeProto, b: TypeProto) -> bool:
