@@ -36,6 +36,16 @@ omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST
 /* A shape rule: a float tensor along an axis of it, and gives its type. */
 omc_status omc_infer_along(omc_node *node) OMC_MUST_USE;
 
+/* ---- topk.c ---- */
+
+/* The first k of each line of a tensor [outer, n, inner]. */
+typedef struct omc_topk_form {
+  int64_t outer, n, inner, k;
+  bool largest; /* come first, else the least */
+} omc_topk_form;
+
+omc_status omc_topk_form_of(const omc_node *node, omc_topk_form *out) OMC_MUST_USE;
+
 /* ---- reduce.c ---- */
 
 /* Which axes of in[0] are reduced, OMC_MAX_RANK of them. */

@@ -67,9 +67,9 @@ COMPUTE = """
 <new> = <x>[<i> % <x>.shape[0]]
 <new> = <x>[:, torch.tensor([0, -1, 0])]
 <new> = F.embedding(<i> % 5, <table>)
-<new> = <x>.scatter_add(<axis>, <x>.argsort(<axis>), <x>)
-<new> = <x>.sort(<axis>)
-<new> = <x>.topk(1, <axis>)
+<new> = <x>.scatter_add(<axis>, <x>.argsort(dim=<axis>, stable=True), <x>)
+<new> = <x>.sort(dim=<axis>, stable=True)
+<new> = <x>.detach().topk(1, <axis>).values
 <new> = <x>.index_select(<axis>, torch.tensor([0, 0]))
 <new> = <x> * (2 if s.training else 3)
 <new> = <x> + 1 if <x>.shape[0] > 2 else <x>
@@ -159,7 +159,7 @@ IN_PLACE = """
 <x>.index_add_(<axis>, torch.tensor([0, 0]), <y>)
 <x>.index_fill_(<axis>, torch.tensor([0]), <c>)
 <x>.index_copy_(<axis>, torch.tensor([0]), <y>)
-<x>.scatter_(<axis>, <x>.argsort(<axis>), <x>.clone())
+<x>.scatter_(<axis>, <x>.argsort(dim=<axis>, stable=True), <x>.clone())
 <x>.lerp_(<y>, 0.5)
 <x>.addcmul_(<y>, <z>)
 <x>.add_(<i>)

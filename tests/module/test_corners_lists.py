@@ -31,7 +31,8 @@ LISTS = {
     "argmax": Row(lambda x: (x.argmax(1), x.argmax(), x.argmax(0), x.argmin(1), x.argmin(), x.argmin(0), x * 1)),
     "median": Row(lambda x: x.median(1)),
     "sort": Row(lambda x: x.sort(stable=True, dim=1)),
-    "topk": Row(lambda x: x.topk(2, 1).values),
+    # PyTorch does not say which of equal elements it takes.
+    "topk": Row(lambda x: (x.detach().topk(2, 1).values, x * 1), signed_zeros=False),
     "prod": Row(lambda x: x.prod(1)),
     "prod of all": Row(lambda x: (x.prod(), x[:2].prod(), x[3].prod(), x[4].prod(), (x[0] * 0 + x[3]).prod())),
     "prod of columns": Row(lambda x: x.prod(0)),

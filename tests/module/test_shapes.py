@@ -401,7 +401,7 @@ OPEN = {
     "real of sizes": lambda x: x * (x.shape[1] ** 0.5 / (1 + x.shape[0])) + 1 / x.shape[1],
     "size rounded": lambda x: x[:, : math.floor(x.shape[1] * 0.7)],
     "a view is the result": lambda x: x.reshape(x.shape[0], -1)[:, x.shape[1] :],
-    "in PyTorch": lambda x: x.topk(x.shape[2] - 1).values.cumprod(1),
+    "in PyTorch": lambda x: x.kthvalue(x.shape[2] - 1).values.logcumsumexp(1),
 }
 
 

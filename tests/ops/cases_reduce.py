@@ -28,6 +28,21 @@ SHAPES = [
     ((2, 3, 5, 7), [1], 1), ((2, 3, 5, 7), [0, 2], 1), ((5, 4), None, 0), ((2, 3, 4), [-1], 1), ((1, 6), [0], 0), ((1000, 33), [0], 0),
 ]  # fmt: skip
 
+NUMBERS = tensor([0.0, -0.0, 1, 1, -1, nan, inf, -inf, 1e-45, -nan, 3e38, 2])
+TIED = NUMBERS[torch.randint(0, len(NUMBERS), (3, 333), generator=torch.Generator().manual_seed(1))]
+RISING = torch.arange(2 * 333.0).reshape(2, 333)
+
+
+def topk(a: torch.Tensor, axis: int, k: int, largest: int) -> Case:
+    """PyTorch does not say which of equal elements it takes, but where it sorts and keeps their order."""
+
+    def f(t: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
+        return [part.narrow(axis, 0, k) for part in t.sort(dim=axis, descending=bool(largest), stable=True)]
+
+    finite, attrs = bool(a.isfinite().all()), {"axis": axis, "largest": largest}
+    return Case("TopK", [a, tensor([k])], f, attrs, consts=[1], outputs=2, differentiable=1, derivative=finite)
+
+
 CASES = [
     *[reduce(op, x(*s), axes, keep) for op in FUNCTIONS for s, axes, keep in SHAPES],
     *[reduce(op, x(4, 5, 6, dtype=F64), [0, 2], 0) for op in ("ReduceSum", "ReduceMean")],
@@ -68,5 +83,33 @@ CASES = [
             ((9,), 0, torch.float32),
         ]
     ],
+    *[
+        topk(x(*s), axis, k, largest)
+        for s, axis, k in [
+            ((4, 7), 1, 2),
+            ((4, 7), 0, 4),
+            ((2, 3, 5), 1, 0),
+            ((9,), 0, 9),
+            ((1, 1), -1, 1),
+            ((0, 3), 1, 2),
+            ((3, 0), 1, 0),
+            ((2, 1000), 1, 5),
+            ((3, 1000), 1, 16),
+            ((3, 1003), 1, 17),
+            ((2, 1000), 1, 1000),
+            ((2, 130, 19), 1, 40),
+            ((5, 5, 5), 0, 5),
+            ((2, 700, 3), 1, 3),
+            ((2, 70, 70), 2, 70),
+            ((300, 4), 0, 300),
+        ]
+        for largest in (0, 1)
+    ],
+    *[topk(x(3, 70, dtype=d), 1, k, largest) for d in (F64, torch.int64) for k in (3, 20, 70) for largest in (0, 1)],
+    *[topk(a, -1, k, largest) for a in (TIED, RISING, -RISING) for k in (2, 16, 50, a.shape[1]) for largest in (0, 1)],
+    Case("TopK", [x(3, 5, dtype=F64), tensor([2])], lambda a, _: a.topk(2), consts=[1], outputs=2, differentiable=1),
+    topk(TIED.double(), 1, 100, 1),
+    topk(TIED.to(torch.int64), 1, 100, 1),
+    topk(tensor([[2**63 - 1, -(2**63), 0, -1]]), 1, 3, 0),
     Case("CumSum", [x(3, 5), tensor(1)], lambda a, _: a.flip(1).cumsum(1).flip(1), {"reverse": 1}, consts=[1]),
 ]

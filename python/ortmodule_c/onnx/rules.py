@@ -153,6 +153,17 @@ def _cum_sum(t: Importer, node: Given, x: Val, axis: Val) -> Results:
     return t.cast(t.emit("CumSum", t.cast(x, wide), axis, **node.attributes), x.dtype)
 
 
+def _top_k_1(t: Importer, node: Given, x: Val) -> Results:
+    return _top_k(t, node, x, t.const([node.attributes["k"]]))
+
+
+def _top_k(t: Importer, node: Given, x: Val, k: Val) -> Results:
+    wide = x.dtype if x.dtype.is_floating_point else torch.int64
+    said = {name: v for name, v in node.attributes.items() if name != "k"}
+    values, places = t.emit("TopK", t.cast(x, wide), k, outputs=2, **said)
+    return t.cast(values, x.dtype), places
+
+
 def _extreme(t: Importer, node: Given, x: Val) -> Results:
     """The place of the first, or of the last: that is the first from the other end."""
     said = dict(node.attributes)
@@ -511,6 +522,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Pad"): {2: movement.pad_2, 11: movement.pad},
     ("", "Reshape"): {1: _attribute_as_input("shape"), 5: same},
     ("", "Slice"): {1: movement.slice_1, 10: same},
+    ("", "TopK"): {1: _top_k_1, 10: _top_k},
     ("", "Squeeze"): {1: _squeeze_1, 13: _with_default_axes},
     ("", "Unsqueeze"): {1: _attribute_as_input("axes"), 13: _with_default_axes},
     ("", "Softmax"): {1: _flattened, 13: same},

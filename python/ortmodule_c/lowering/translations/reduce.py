@@ -7,7 +7,7 @@ import torch
 
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Val, same_size
+from ..draft import Size, Val, same_size
 from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
 from .shape import diagonal_of
 
@@ -88,6 +88,34 @@ def cumsum(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
 def _widened(b: Builder, x: Val) -> Val:
     """Whole numbers in the dtype that has kernels; others as they are."""
     return x if x.dtype.is_floating_point or x.dtype == torch.bool else b.cast(x, torch.int64)
+
+
+@translates(aten.topk.default)
+def topk(b: Builder, x: Val, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Val, Val]:
+    return _first(b, x, k, dim, largest)
+
+
+@translates(aten.sort.default)
+def sort(b: Builder, x: Val, dim: int = -1, descending: bool = False) -> tuple[Val, Val]:
+    return _first(b, x, None, dim, descending)
+
+
+@translates(aten.sort.stable)
+def sort_stable(
+    b: Builder, x: Val, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Val, Val]:
+    return _first(b, x, None, dim, descending)
+
+
+def _first(b: Builder, x: Val, k: Size | None, dim: int, largest: bool) -> tuple[Val, Val]:
+    """The first k of each line, or all, and their places; equal ones in the order they have."""
+    if x.rank == 0:
+        return x, b.const(0, torch.int64)
+    axis = axis_of(x, dim)
+    numbers = x if x.dtype.is_floating_point else b.cast(x, torch.int64)
+    count = b.ints([x.dims[axis] if k is None else k])
+    values, places = b.emit_all("TopK", numbers, count, axis=axis, largest=int(largest))
+    return b.cast(values, x.dtype), places
 
 
 @translates(aten.diff.default)

@@ -1,0 +1,48 @@
+/* TopK, a block for each line. */
+#include "cuda/ops/topk.h"
+
+#include "base/int.h"
+#include "cuda/launch.h"
+#include "ops/forms.h"
+
+typedef struct params {
+  omc_cuda_kernel kernel;
+  omc_topk topk;
+  int64_t blocks;
+} params;
+
+static omc_status run_topk(const omc_kernel_args *args) {
+  params *p = (params *)(uintptr_t)args->params;
+  omc_topk topk = p->topk;
+  topk.x = args->in[0].data, topk.rooms = args->workspace;
+  topk.values = omc_cuda_out(args, 0), topk.places = omc_cuda_out(args, 1);
+  const omc_cuda_grid grid = {p->blocks, OMC_TOPK_THREADS, 0};
+  return omc_cuda_launch(&p->kernel, grid, &topk, args->queue);
+}
+
+static omc_status params_topk(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                              void *params_) {
+  (void)arena;
+  params *p = params_;
+  omc_topk_form f;
+  OMC_TRY(omc_topk_form_of(node, &f));
+  const int64_t lines = f.k > 0 ? f.outer * f.inner : 0;
+  p->topk = (omc_topk){.lines = lines,
+                       .n = f.n,
+                       .k = f.k,
+                       .inner = omc_gpu_divisor_of(f.inner),
+                       .largest = f.largest};
+  p->blocks = omc_min(lines, OMC_TOPK_BLOCKS);
+  return omc_cuda_kernel_of(device, "topk", omc_in(node, 0)->type.dtype, "", "topk", "",
+                            &p->kernel);
+}
+
+static size_t rooms_bytes(const void *params_) {
+  const params *p = params_;
+  return 2 * (size_t)(p->blocks * p->topk.k) * sizeof(int64_t);
+}
+
+const omc_cuda_op omc_cuda_TopK = {.run = run_topk,
+                                   .params_size = sizeof(params),
+                                   .params = params_topk,
+                                   .workspace = rooms_bytes};
