@@ -300,6 +300,9 @@ typedef struct omc_rows_form {
   int64_t dims[OMC_MAX_RANK];
 } omc_rows_form;
 
+/* What becomes of an element and what is put into its place. */
+typedef enum { OMC_JOIN_SUM, OMC_JOIN_PRODUCT, OMC_JOIN_MOST, OMC_JOIN_LEAST } omc_join;
+
 /* GatherElements: elements of two tensors that differ along one axis, line by line. */
 typedef struct omc_lines_form {
   int32_t rank;                                      /* of the other axes */
@@ -310,6 +313,7 @@ typedef struct omc_lines_form {
   int64_t dim;   /* elements of x along the axis */
   bool negative; /* ids below 0 count from the end */
   int64_t table_step, picked_step;
+  omc_join join; /* that of ScatterElements */
 } omc_lines_form;
 
 omc_status omc_gather_form_of(const omc_node *node, const omc_shape *table,

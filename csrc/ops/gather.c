@@ -6,7 +6,8 @@
  *
  * in[1] are the ids, i64 or i32. A gradient has the gradient of what was picked as in[0], the
  * op's attributes, and the table's shape as attribute `shape`, or as in[2] what it is added to.
- * With that it is an op by itself, which adds to a tensor by index. */
+ * With that it is an op by itself, which adds to a tensor by index. ScatterElements multiplies by
+ * index, or keeps the largest or the least: in[0] is the tensor, in[2] what is put into it. */
 #include <string.h>
 
 #include "ops/forms.h"
@@ -131,6 +132,17 @@ static omc_status gather_elements_shape(const omc_node *node, const omc_shape *t
                 omc_shape_text(out, a, sizeof a), omc_shape_text(table, b, sizeof b), axis);
 }
 
+/* How a ScatterElements joins, OMC_JOIN_SUM of any other op. */
+static omc_join join_of(const omc_node *node) {
+  static const char *const names[] = {
+      [OMC_JOIN_PRODUCT] = "mul", [OMC_JOIN_MOST] = "max", [OMC_JOIN_LEAST] = "min"};
+  if (node->op != OMC_OP_ScatterElements) return OMC_JOIN_SUM;
+  const char *const said = omc_node_string(node, "reduction");
+  omc_join join = OMC_JOIN_PRODUCT;
+  while (join < OMC_JOIN_LEAST && strcmp(said, names[join]) != 0) join++;
+  return join;
+}
+
 omc_status omc_gather_elements_form_of(const omc_node *node, const omc_shape *table,
                                        omc_lines_form *p) {
   const omc_shape *t = omc_in_shape(node, 1);
@@ -144,6 +156,7 @@ omc_status omc_gather_elements_form_of(const omc_node *node, const omc_shape *ta
                         .axis = axis,
                         .dim = table->dims[axis],
                         .negative = takes_negative(node),
+                        .join = join_of(node),
                         .table_step = table_strides[axis],
                         .picked_step = strides[axis]};
   for (int32_t i = 0; i < t->rank; i++) {
@@ -196,6 +209,87 @@ static omc_status grad_add(omc_grad *g, omc_op_id op) {
   if (omc_in(g->node, 2)) g->grad_in[2] = g->grad_out[0];
   return g->b.status;
 }
+
+/* ---- ScatterElements ---- */
+
+static omc_status infer_scatter(omc_node *node) {
+  const omc_shape *x = omc_in_shape(node, 0);
+  omc_shape picked;
+  OMC_TRY(need_ids(node));
+  OMC_TRY(gather_elements_shape(node, x, &picked));
+  OMC_TRY(omc_need_type(node, 2, "what is put in", omc_in(node, 0)->type.dtype, &picked));
+  omc_set_shape(node, x);
+  return OMC_OK;
+}
+
+/* Of the places that are named, and what is added there. */
+static omc_value *picked_by(omc_grad *g, omc_value *v) {
+  omc_value *const in[] = {v, omc_in(g->node, 1)};
+  return omc_nary_like(&g->b, OMC_OP_GatherElements, 2, in, g->node, NULL);
+}
+static omc_value *added_by(omc_grad *g, omc_value *v, omc_value *to) {
+  omc_value *const in[] = {v, omc_in(g->node, 1), to};
+  return omc_nary_like(&g->b, OMC_OP_GatherElementsGrad, 3, in, g->node, NULL);
+}
+static omc_value *multiplied_by(omc_grad *g, omc_value *v, omc_value *to) {
+  omc_value *const in[] = {to, omc_in(g->node, 1), v};
+  return omc_nary_like(&g->b, g->node->op, 3, in, g->node, NULL);
+}
+
+/* 1 where two are equal, else 0. */
+static omc_value *are_equal(omc_grad *g, omc_value *v, omc_value *w) {
+  omc_value *const equal = omc_binary(&g->b, OMC_OP_Equal, v, w);
+  return omc_cast(&g->b, equal, omc_in(g->node, 0)->type.dtype);
+}
+
+/* All that are the extreme share its gradient. */
+static omc_status grad_extreme(omc_grad *g) {
+  omc_value *const x = omc_in(g->node, 0), *const put = omc_in(g->node, 2);
+  omc_value *const y = omc_out(g->node, 0);
+  omc_value *const is_x = are_equal(g, x, y), *const is_put = are_equal(g, put, picked_by(g, y));
+  omc_value *const share = omc_binary(&g->b, OMC_OP_Div, g->grad_out[0], added_by(g, is_put, is_x));
+  g->grad_in[0] = omc_binary(&g->b, OMC_OP_Mul, is_x, share);
+  g->grad_in[2] = omc_binary(&g->b, OMC_OP_Mul, is_put, picked_by(g, share));
+  return g->b.status;
+}
+
+static omc_value *product(omc_grad *g, omc_value *v, omc_value *w) {
+  return omc_binary(&g->b, OMC_OP_Mul, v, w);
+}
+static omc_value *ones_where(omc_grad *g, omc_value *mask, omc_value *v) {
+  return omc_ternary(&g->b, OMC_OP_Where, mask, omc_scalar(&g->b, v, 1), v);
+}
+static omc_value *is_number(omc_grad *g, omc_value *v, double number) {
+  return omc_binary(&g->b, OMC_OP_Equal, v, omc_scalar(&g->b, v, number));
+}
+
+/* The product of all others is that of all divided by the element, unless that is 0: then it is
+ * made of all with a 1 in its place, but where several that are put in are 0. */
+static omc_status grad_product(omc_grad *g) {
+  omc_builder *b = &g->b;
+  omc_value *const x = omc_in(g->node, 0), *const put = omc_in(g->node, 2);
+  omc_value *const dy = g->grad_out[0], *const y = omc_out(g->node, 0);
+  omc_value *const some_x = ones_where(g, is_number(g, x, 0), x);
+  g->grad_in[0] = omc_binary(b, OMC_OP_Div, product(g, dy, multiplied_by(g, put, some_x)), some_x);
+  if (!g->needs[2]) return b->status;
+  omc_value *const is_zero = is_number(g, put, 0);
+  omc_value *const zero = omc_cast(b, is_zero, x->type.dtype);
+  omc_value *const zeros = picked_by(g, added_by(g, zero, omc_zeros(b, &x->type)));
+  omc_value *const alone = omc_binary(b, OMC_OP_And, is_zero, is_number(g, zeros, 1));
+  omc_value *const others = multiplied_by(g, ones_where(g, alone, put), x);
+  omc_value *const divided =
+      omc_binary(b, OMC_OP_Div, picked_by(g, product(g, dy, y)), ones_where(g, is_zero, put));
+  g->grad_in[2] =
+      omc_ternary(b, OMC_OP_Where, alone, picked_by(g, product(g, dy, others)), divided);
+  return b->status;
+}
+
+static omc_status grad_scatter(omc_grad *g) {
+  return join_of(g->node) == OMC_JOIN_PRODUCT ? grad_product(g) : grad_extreme(g);
+}
+
+OMC_RECORD(ScatterElements, 3, 3, 1, .flags = OMC_OP_FAILS, .in_place = 1u << 0,
+           .infer = infer_scatter, .grad = grad_scatter)
 
 /* ---- records: an op that picks, and its gradient ---- */
 

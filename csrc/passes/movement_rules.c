@@ -85,7 +85,9 @@ static omc_value *gather_rows(omc_match *m) {
   return ids ? omc_nary_like(m->b, OMC_OP_Gather, 2, in, m->root, NULL) : NULL;
 }
 
+/* Of floats, which are added up row by row. */
 static omc_value *add_rows(omc_match *m) {
+  if (!omc_dtype_is_float(m->capture[0]->type.dtype)) return NULL;
   omc_value *const ids = ids_of_rows(m, &m->capture[0]->type.shape);
   omc_value *const in[] = {omc_in(m->root, 0), ids, omc_in(m->root, 2)};
   return ids ? omc_nary_like(m->b, OMC_OP_GatherGrad, in[2] ? 3 : 2, in, m->root, NULL) : NULL;

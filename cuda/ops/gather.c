@@ -117,6 +117,7 @@ typedef struct grad_params {
   omc_line_keys lines;
   bool by_lines;
   int64_t repeats;
+  uint32_t base, src; /* inputs: what the result begins as, if it is there, and what is put in */
   omc_scatter scatter;
   omc_cuda_kernel keys, tiles, parts;
   omc_cuda_sort sort;
@@ -151,13 +152,13 @@ static omc_status write_keys(grad_params *p, const omc_kernel_args *args) {
 static omc_status run_grad(const omc_kernel_args *args) {
   grad_params *p = (grad_params *)(uintptr_t)args->params;
   omc_scatter s = p->scatter;
-  const bool has_base = args->n_in > 2 && args->in[2].type;
-  OMC_TRY(begin_from(has_base ? &args->in[2] : NULL, &args->out[0], args->queue));
+  const bool has_base = args->n_in > p->base && args->in[p->base].type;
+  OMC_TRY(begin_from(has_base ? &args->in[p->base] : NULL, &args->out[0], args->queue));
   if (s.n == 0) return OMC_OK;
   OMC_TRY(write_keys(p, args));
   OMC_TRY(omc_cuda_sort_run(&p->sort, args->workspace, s.n, s.rows, args->queue, &s.keys,
                             &s.positions));
-  s.src = args->in[0].data, s.dst = args->out[0].data;
+  s.src = args->in[p->src].data, s.dst = args->out[0].data;
   s.parts = (char *)args->workspace + p->sort_bytes;
   OMC_TRY(omc_cuda_launch(&p->tiles, grid_of(s.sums), &s, args->queue));
   if (s.tiles.by == 1) return OMC_OK;
@@ -166,7 +167,11 @@ static omc_status run_grad(const omc_kernel_args *args) {
 
 /* Of n picked rows of `inner` elements, for `rows` of the gradient. */
 static omc_status finish_grad(omc_cuda_device *device, const omc_node *node, int64_t n,
-                              int64_t rows, int64_t inner, grad_params *p) {
+                              int64_t rows, int64_t inner, omc_join join, grad_params *p) {
+  static const char *const defines[] = {[OMC_JOIN_SUM] = "",
+                                        [OMC_JOIN_PRODUCT] = "#define OMC_JOIN_PRODUCT\n",
+                                        [OMC_JOIN_MOST] = "#define OMC_JOIN_MOST\n",
+                                        [OMC_JOIN_LEAST] = "#define OMC_JOIN_LEAST\n"};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const int64_t tiles = omc_ceil_div(n, OMC_GATHER_TILE), sums = p->repeats * tiles * inner;
   omc_scatter *s = &p->scatter;
@@ -177,8 +182,9 @@ static omc_status finish_grad(omc_cuda_device *device, const omc_node *node, int
   p->parts_bytes = tiles > 1 ? 2 * (size_t)sums * omc_dtype_size(omc_dtype_acc(dtype)) : 0;
   OMC_TRY(omc_cuda_kernel_in(device, source, p->by_lines ? "line_keys" : "row_keys", &p->keys));
   OMC_TRY(omc_cuda_sort_of(device, &p->sort));
-  OMC_TRY(omc_cuda_kernel_of(device, "gather", dtype, "", "scatter_tiles", "", &p->tiles));
-  return omc_cuda_kernel_of(device, "gather", dtype, "", "scatter_parts", "", &p->parts);
+  OMC_TRY(
+      omc_cuda_kernel_of(device, "gather", dtype, defines[join], "scatter_tiles", "", &p->tiles));
+  return omc_cuda_kernel_of(device, "gather", dtype, defines[join], "scatter_parts", "", &p->parts);
 }
 
 static omc_status params_rows_grad(omc_cuda_device *device, const omc_node *node, rows_form form,
@@ -186,20 +192,35 @@ static omc_status params_rows_grad(omc_cuda_device *device, const omc_node *node
   omc_rows_form f;
   OMC_TRY(form(node, &omc_out(node, 0)->type.shape, &f));
   OMC_TRY(rows_of(device, node, &f, &p->rows.rows));
-  p->scatter.padding = f.padding, p->scatter.by_freq = f.by_freq;
+  p->base = 2, p->scatter.padding = f.padding, p->scatter.by_freq = f.by_freq;
   p->repeats = f.outer_ids ? 1 : f.outer;
   const int64_t outer = f.outer_ids ? f.outer : 1;
-  return finish_grad(device, node, outer * f.n, outer * f.dim, f.inner, p);
+  return finish_grad(device, node, outer * f.n, outer * f.dim, f.inner, OMC_JOIN_SUM, p);
+}
+
+static omc_status params_put_in(omc_cuda_device *device, const omc_node *node, grad_params *p) {
+  const omc_shape *table = &omc_out(node, 0)->type.shape;
+  omc_lines_form f;
+  OMC_TRY(omc_gather_elements_form_of(node, table, &f));
+  OMC_TRY(lines_of(device, node, table, &p->lines.lines));
+  p->by_lines = true, p->repeats = 1, p->scatter.padding = -1;
+  return finish_grad(device, node, p->lines.lines.n, omc_shape_numel(table), 1, f.join, p);
 }
 
 static omc_status params_lines_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                     void *params) {
   (void)arena;
   grad_params *p = params;
-  const omc_shape *table = &omc_out(node, 0)->type.shape;
-  OMC_TRY(lines_of(device, node, table, &p->lines.lines));
-  p->by_lines = true, p->repeats = 1, p->scatter.padding = -1;
-  return finish_grad(device, node, p->lines.lines.n, omc_shape_numel(table), 1, p);
+  p->base = 2;
+  return params_put_in(device, node, p);
+}
+
+static omc_status params_scatter(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                                 void *params) {
+  (void)arena;
+  grad_params *p = params;
+  p->src = 2;
+  return params_put_in(device, node, p);
 }
 
 static size_t grad_workspace(const void *params) {
@@ -233,3 +254,4 @@ ROWS(Embedding, embedding)
 const omc_cuda_op omc_cuda_GatherElements = {
     .run = run_lines, .params_size = sizeof(lines_params), .params = params_lines};
 GRAD(GatherElementsGrad, params_lines_grad)
+GRAD(ScatterElements, params_scatter)

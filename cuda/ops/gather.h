@@ -113,13 +113,37 @@ OMC_INLINE int64_t omc_element_of(const omc_gather_lines &p, int64_t at) {
 
 typedef OMC_STORAGE storage_t;
 
+/* What is put into a place joins what is there; of none it is OMC_JOIN_START. Of equal ones the
+ * first, and NaN if one of them is. */
+#if defined(OMC_JOIN_PRODUCT)
+#define OMC_JOIN_START 1
+OMC_INLINE acc_t omc_joined(acc_t a, acc_t b) { return a * b; }
+#elif defined(OMC_JOIN_MOST)
+#if OMC_IS_FLOAT
+#define OMC_JOIN_START (-(acc_t)INFINITY)
+#else
+#define OMC_JOIN_START INT64_MIN
+#endif
+OMC_INLINE acc_t omc_joined(acc_t a, acc_t b) { return b > a || b != b ? b : a; }
+#elif defined(OMC_JOIN_LEAST)
+#if OMC_IS_FLOAT
+#define OMC_JOIN_START ((acc_t)INFINITY)
+#else
+#define OMC_JOIN_START (~INT64_MIN)
+#endif
+OMC_INLINE acc_t omc_joined(acc_t a, acc_t b) { return b < a || b != b ? b : a; }
+#else
+#define OMC_JOIN_START 0
+OMC_INLINE acc_t omc_joined(acc_t a, acc_t b) { return a + b; }
+#endif
+
 /* The sum of what was picked from a row, added to what the gradient is added to. */
 OMC_INLINE void omc_add_to_row(const omc_scatter &p, int64_t repeat, int64_t row, int64_t column,
                                acc_t sum, int64_t count) {
   if (row >= p.rows || row == p.padding) return;
   storage_t *const to = (storage_t *)p.dst + (repeat * p.rows + row) * p.inner.by + column;
   if (p.by_freq) sum *= (acc_t)1 / (acc_t)count;
-  *to = element<storage_t>(number<acc_t>(*to) + sum);
+  *to = element<storage_t>(omc_joined(number<acc_t>(*to), sum));
 }
 
 /* The part of a run that goes on from the tile before, or that goes on in the next. */
@@ -141,9 +165,9 @@ OMC_GLOBAL(scatter_tiles, OMC_GATHER_THREADS, omc_scatter, p) {
   const int64_t end = begin + OMC_GATHER_TILE < p.n ? begin + OMC_GATHER_TILE : p.n;
   const storage_t *const src = (const storage_t *)p.src + repeat * p.n * p.inner.by + column;
   int64_t first = begin;
-  acc_t sum = 0;
+  acc_t sum = OMC_JOIN_START;
   for (int64_t i = begin; i < end; i++) {
-    sum += number<acc_t>(src[p.positions[i] * p.inner.by]);
+    sum = omc_joined(sum, number<acc_t>(src[p.positions[i] * p.inner.by]));
     if (i + 1 < end && omc_goes_on(p, i + 1)) continue;
     if (first == begin && omc_goes_on(p, begin))
       *omc_part(p, repeat, tile, 0, column) = sum;
@@ -152,7 +176,7 @@ OMC_GLOBAL(scatter_tiles, OMC_GATHER_THREADS, omc_scatter, p) {
     else
       omc_add_to_row(p, repeat, p.keys[i], column, sum, i + 1 - first);
     first = i + 1;
-    sum = 0;
+    sum = OMC_JOIN_START;
   }
 }
 
@@ -168,7 +192,7 @@ OMC_GLOBAL(scatter_parts, OMC_GATHER_THREADS, omc_scatter, p) {
   if (omc_goes_on(p, first) && p.keys[first] == key) return;
   acc_t sum = *omc_part(p, repeat, tile, 1, column);
   do {
-    sum += *omc_part(p, repeat, ++tile, 0, column);
+    sum = omc_joined(sum, *omc_part(p, repeat, ++tile, 0, column));
     end += OMC_GATHER_TILE;
   } while (omc_goes_on(p, end) && p.keys[end] == key);
   while (p.keys[first] != key) first++;

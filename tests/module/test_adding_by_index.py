@@ -37,6 +37,24 @@ ROWS: dict[str, Row] = {
         (3, 9, 7),
     ),
     "scatter_add, parts of rows": (lambda x, i, s: x.scatter_add(0, i[:, None].expand(-1, 4), s), (5, 7), IDS, (9, 4)),
+    **{
+        f"{name}, {reduce}, {with_x}": (
+            lambda x, i, s, f=f, reduce=reduce, with_x=with_x: f(x, i, s, reduce, with_x),
+            (5, 7),
+            IDS,
+            (9, 7),
+        )
+        for name, f in (
+            (
+                "scatter_reduce",
+                lambda x, i, s, r, w: x.scatter_reduce(0, i[:, None].expand(-1, 7), s, r, include_self=w),
+            ),
+            ("index_reduce", lambda x, i, s, r, w: x.index_reduce(0, i, s, r, include_self=w)),
+        )
+        for reduce in ("prod", "mean", "amax", "amin", *(["sum"] if name == "scatter_reduce" else []))
+        for with_x in (True, False)
+        if with_x or reduce not in ("amax", "amin")
+    },
     "gather, rows": (lambda x, i, s: s + x.gather(0, i[:, None].expand(-1, 7)), (5, 7), IDS, (9, 7)),
     "index_put": (lambda x, i, s: x.index_put((i,), s, accumulate=True), (5, 7), IDS, (9, 7)),
     "index_put, one for all": (lambda x, i, s: x.index_put((i,), s, accumulate=True), (5, 7), IDS, (7,)),

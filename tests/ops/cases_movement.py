@@ -1,7 +1,7 @@
 """Rows of the movement, trilu, view, constant and gather families."""
 
 import torch
-from torch import tensor
+from torch import inf, nan, tensor
 from torch.nn import functional as F
 
 from case import Case
@@ -47,6 +47,16 @@ def resample(a: torch.Tensor, axis: int, to: int) -> Case:
         return (dense.to(t) @ t.movedim(axis, -2)).movedim(-2, axis) if t.dim() > 1 else dense.to(t) @ t
 
     return Case("Resample", [a, *table(dense), *table(dense.T)], f, {"axis": axis}, consts=(1, 2, 3, 4))
+
+
+REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+def joined(a: torch.Tensor, axis: int, index: torch.Tensor, put: torch.Tensor, reduction: str) -> Case:
+    def f(t: torch.Tensor, i: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        return t.scatter_reduce(axis, i, p, REDUCTIONS[reduction])
+
+    return Case("ScatterElements", [a, index, put], f, {"axis": axis, "reduction": reduction})
 
 
 def cut(a: torch.Tensor, *dims: tuple[int, int, int, int]) -> Case:
@@ -140,6 +150,14 @@ CASES = [
     *[Case("GatherElementsGrad", [x(*t), ids(s[axis], *t), x(*s, seed=1)], lambda dy, i, a, axis=axis: a.scatter_add(axis, i, dy), {"axis": axis})
       for s, t, axis in [((4, 5), (4, 3), 1), ((4, 5), (2, 5), 0), ((3, 4, 6), (3, 4, 9), 2), ((5,), (33,), 0), ((4, 4), (4, 4), 0)]],
     Case("GatherElementsGrad", [x(4, 3, dtype=F64), ids(5, 4, 3), x(4, 5, dtype=F64)], lambda dy, i, a: a.scatter_add(1, i, dy), {"axis": 1}),
+    *[joined(x(*s), axis, ids(s[axis], *t), x(*t, seed=1), how) for how in REDUCTIONS
+      for s, t, axis in [((4, 5), (4, 3), 1), ((4, 5), (2, 5), 0), ((3, 4, 6), (3, 4, 9), 2), ((5,), (333,), 0), ((4, 4), (4, 4), 0),
+                         ((0, 3), (0, 2), 1), ((3, 4), (0, 4), 0), ((7, 5, 20), (7, 90, 20), 1)]],
+    *[joined(x(4, 5, dtype=F64), 1, ids(5, 4, 9), x(4, 9, dtype=F64, seed=1), how) for how in REDUCTIONS],
+    *[joined(x(4, 5, dtype=torch.int64), 1, ids(5, 4, 9), x(4, 9, dtype=torch.int64, seed=1), how) for how in REDUCTIONS],
+    *[joined(x(4, 5).round(), 1, ids(5, 4, 9), x(4, 9, seed=1).round(), how) for how in REDUCTIONS],
+    *[joined(tensor([1.0, nan, -inf, 2.0, inf]), 0, ids(5, 9), tensor([1.0, 2, inf, -3, nan, -inf, 1, 3, 0]), how) for how in REDUCTIONS],
+    Case("GatherElementsGrad", [x(4, 9, dtype=torch.int64), ids(5, 4, 9), x(4, 5, dtype=torch.int64)], lambda dy, i, a: a.scatter_add(1, i, dy), {"axis": 1}),
     Case("GatherNDGrad", [x(4, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1), x(5, 6, 7, seed=1)],
          lambda dy, i, a: a.index_put(tuple(i.unbind(-1)), dy, accumulate=True)),
     *[Case("GatherNDGrad", [x(9, n, *rest), torch.stack([ids(5, n), ids(6, n, seed=1)], -1), x(9, 5, 6, *rest, seed=1)],

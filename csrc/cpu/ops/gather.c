@@ -96,6 +96,20 @@ static inline bool by_elements(const omc_rows_form *p) {
 }
 
 #ifdef OMC_VARIANT
+
+/* Makes the result what is added to, or zeros. */
+static void begin(const omc_kernel_args *args, const void *base) {
+  void *to = args->out[0].data;
+  const int64_t numel = omc_shape_numel(&args->out[0].type->shape);
+  if (!base) {
+    omc_strided_fill(to, numel, sizeof(storage_t), NULL, args->threads);
+  } else if (base != to) {
+    const omc_box all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
+    const omc_strided copy = omc_strided_of(&all, sizeof(storage_t));
+    omc_strided_copy(&copy, to, base, args->threads);
+  }
+}
+
 #if OMC_IS_FLOAT
 
 enum { CHUNK = 256 /* columns added up at a time */ };
@@ -209,26 +223,12 @@ static void scatter(const omc_kernel_args *args, scatter_job *j) {
                      scatter_part, j);
 }
 
-/* Makes the result what it is added to, in[2], or zeros. */
-static void begin(const omc_kernel_args *args) {
-  void *to = args->out[0].data;
-  const void *base = omc_in_data(args, 2);
-  const int64_t numel = omc_shape_numel(&args->out[0].type->shape);
-  if (!base) {
-    omc_strided_fill(to, numel, sizeof(storage_t), NULL, args->threads);
-  } else if (base != to) {
-    const omc_box all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
-    const omc_strided copy = omc_strided_of(&all, sizeof(storage_t));
-    omc_strided_copy(&copy, to, base, args->threads);
-  }
-}
-
 /* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy. */
 OMC_KERNEL(ScatterRows, args) {
   const omc_rows_form *p = args->params;
   scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(omc_row_ids(args, &j.rows));
-  begin(args);
+  begin(args, omc_in_data(args, 2));
   void *const scratch = (char *)args->workspace + ids_bytes(p);
   if (by_elements(p)) {
     j.scratch = scratch;
@@ -249,6 +249,8 @@ OMC_KERNEL(ScatterRows, args) {
   return OMC_OK;
 }
 
+#endif
+
 typedef struct lines_job {
   const omc_lines_form *p;
   ids at;
@@ -258,11 +260,19 @@ typedef struct lines_job {
                      each thread */
 } lines_job;
 
-typedef enum { FETCH, ADD, STORE } lines_step;
+typedef enum { FETCH, JOIN, STORE } lines_step;
+
+/* Of equal ones the first, and NaN if one of them is. */
+OMC_INLINE acc_t joined(acc_t a, acc_t b, omc_join join) {
+  if (join == OMC_JOIN_SUM) return a + b;
+  if (join == OMC_JOIN_PRODUCT) return a * b;
+  const bool beyond = join == OMC_JOIN_MOST ? b > a : b < a;
+  return beyond || OMC_IS_NAN(b) ? b : a;
+}
 
 /* One step of adding up: sums are fetched from what is there, added to, and stored. */
 OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *sums,
-                           lines_step step) {
+                           lines_step step, omc_join join) {
   const ids at = j->at;
   const storage_t *const src = j->src;
   storage_t *const dst = j->dst + all.table;
@@ -273,44 +283,58 @@ OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *
       const int64_t id = id_at(&at, from);
       acc_t *const sum = sums + id * of_id + k * of_line;
       if (step == FETCH) *sum = ld(dst + id * all.table_step + k * all.beside);
-      if (step == ADD) *sum += ld(src + from);
+      if (step == JOIN) *sum = joined(*sum, ld(src + from), join);
       if (step == STORE) st(dst + id * all.table_step + k * all.beside, *sum);
     }
   }
 }
 
-static void scatter_lines(omc_range range, void *ctx) {
-  const lines_job *j = ctx;
+OMC_INLINE void scatter_lines(omc_range range, const lines_job *j, omc_join join) {
   const omc_lines_form *p = j->p;
   acc_t *const scratch = j->scratch + range.thread * p->dim * most_beside(p);
   for (int64_t line = range.begin, lines; line < range.end; line += lines) {
     const picks all = picks_of(p, line, range.end, &lines);
     acc_t *const sums = sums_of(j->dst + all.table, scratch);
-    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, FETCH);
-    step_lines(j, all, lines, sums, ADD);
-    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, STORE);
+    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, FETCH, join);
+    step_lines(j, all, lines, sums, JOIN, join);
+    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, STORE, join);
   }
 }
 
-OMC_KERNEL(GatherElementsGrad, args) {
+static void add_lines(omc_range range, void *ctx) { scatter_lines(range, ctx, OMC_JOIN_SUM); }
+static void multiply_lines(omc_range range, void *ctx) {
+  scatter_lines(range, ctx, OMC_JOIN_PRODUCT);
+}
+static void raise_lines(omc_range range, void *ctx) { scatter_lines(range, ctx, OMC_JOIN_MOST); }
+static void lower_lines(omc_range range, void *ctx) { scatter_lines(range, ctx, OMC_JOIN_LEAST); }
+
+static omc_status put_in(const omc_kernel_args *args, const void *base, const void *src) {
+  static const omc_range_fn fns[] = {[OMC_JOIN_SUM] = add_lines,
+                                     [OMC_JOIN_PRODUCT] = multiply_lines,
+                                     [OMC_JOIN_MOST] = raise_lines,
+                                     [OMC_JOIN_LEAST] = lower_lines};
   const omc_lines_form *p = args->params;
-  lines_job j = {
-      .p = p, .src = args->in[0].data, .dst = args->out[0].data, .scratch = args->workspace};
+  lines_job j = {.p = p, .src = src, .dst = args->out[0].data, .scratch = args->workspace};
   OMC_TRY(line_ids_of(args, p, &j.at));
-  begin(args);
+  begin(args, base);
   if (p->n > 0)
-    omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, scatter_lines,
+    omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, fns[p->join],
                      &j);
   return OMC_OK;
 }
 
-#endif
+OMC_KERNEL(GatherElementsGrad, args) {
+  return put_in(args, omc_in_data(args, 2), args->in[0].data);
+}
+OMC_KERNEL(ScatterElements, args) { return put_in(args, args->in[0].data, args->in[2].data); }
+
 #endif
 
 #ifndef OMC_VARIANT
 
 OMC_KERNELS(ScatterRows)
-OMC_KERNELS(GatherElementsGrad)
+OMC_KERNELS_NUM(GatherElementsGrad)
+OMC_KERNELS_NUM(ScatterElements)
 
 /* ---- ids ---- */
 
@@ -538,5 +562,7 @@ PICK_ROWS(GatherND, gather_nd)
 PICK_ROWS(Embedding, embedding)
 PICK(GatherElements, gather_elements, omc_lines_form, GatherElements, GatherElementsGrad, NULL,
      lines_workspace)
+OMC_CPU_OP(ScatterElements, ScatterElements, OMC_PARAMS(omc_lines_form, params_gather_elements),
+           .workspace = lines_workspace)
 
 #endif

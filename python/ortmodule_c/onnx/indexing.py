@@ -5,25 +5,45 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import Unsupported
 from ..lowering.draft import Val
 from .importer import Given, Importer, Results
 
 
 def scatter_elements(t: Importer, node: Given, x: Val, ids: Val, updates: Val) -> Results:
     """Scatter too."""
+    axis, reduction = node.attributes["axis"], node.attributes.get("reduction", "none")
 
     def added(values: Val, base: Val) -> Val:
-        return t.emit("GatherElementsGrad", values, ids, base, axis=node.attributes["axis"])
+        return t.emit("GatherElementsGrad", values, ids, base, axis=axis)
 
-    return _scattered(t, node, x, updates, added)
+    if reduction in ("none", "add"):
+        return _scattered(t, node, x, updates, added)
+    return _joined(t, x, ids, updates, axis, reduction)
+
+
+def _joined(t: Importer, x: Val, ids: Val, updates: Val, axis: int, reduction: str) -> Val:
+    wide = x.dtype if x.dtype.is_floating_point else torch.int64
+    operands = t.cast(x, wide), ids, t.cast(updates, wide)
+    return t.cast(t.emit("ScatterElements", *operands, axis=axis, reduction=reduction), x.dtype)
 
 
 def scatter_nd(t: Importer, node: Given, x: Val, ids: Val, updates: Val) -> Results:
     def added(values: Val, base: Val) -> Val:
         return t.emit("GatherNDGrad", values, ids, base)
 
-    return _scattered(t, node, x, updates, added)
+    reduction = node.attributes.get("reduction", "none")
+    if reduction in ("none", "add"):
+        return _scattered(t, node, x, updates, added)
+    # Rows by their number.
+    depth = int(ids.dims[-1])
+    outer, inner = [[int(d) for d in part] for part in (x.dims[:depth], x.dims[depth:])]
+    numbers = t.tensor(torch.arange(math.prod(outer)).reshape(outer))
+    column = t.emit("Reshape", t.emit("GatherND", numbers, ids), t.const([-1, 1]))
+    rows, width = math.prod(int(d) for d in ids.dims[:-1]), math.prod(inner)
+    column = t.emit("Expand", column, t.const([rows, width]))
+    table = t.emit("Reshape", x, t.const([math.prod(outer), width]))
+    y = _joined(t, table, column, t.emit("Reshape", updates, t.const([rows, width])), 0, reduction)
+    return t.emit("Reshape", y, t.const(outer + inner))
 
 
 def _scattered(t: Importer, node: Given, x: Val, updates: Val, added: Callable[[Val, Val], Val]) -> Results:
@@ -31,8 +51,6 @@ def _scattered(t: Importer, node: Given, x: Val, updates: Val, added: Callable[[
     reduction = node.attributes.get("reduction", "none")
     if reduction == "add":
         return added(updates, x)
-    if reduction != "none":
-        raise Unsupported(f"reduction={reduction!r}")
     zeros = _filled(t, x, 0, x.dtype)
     hits = added(_filled(t, updates, 1, torch.float32), _filled(t, x, 0, torch.float32))
     return t.emit("Where", t.cast(hits, torch.bool), added(updates, zeros), x)

@@ -98,16 +98,78 @@ def index_add(b: Builder, x: Val, dim: int, index: Val, source: Val, *, alpha: A
 def scatter_add(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
     if x.rank == 0 or source.dtype != x.dtype or tuple(index.dims) != tuple(source.dims):
         raise Unsupported("scatter_add to a scalar, or of a part of its source")
-    return b.emit("GatherElementsGrad", source, b.cast(index, torch.int64), x, axis=axis_of(x, dim), strict=1)
+    return _joined(b, x, axis_of(x, dim), index, source, "sum")
+
+
+@translates(aten.scatter_reduce.two)
+def scatter_reduce(
+    b: Builder, x: Val, dim: int, index: Val, source: Val, reduce: str, *, include_self: bool = True
+) -> Val:
+    if x.rank == 0 or source.dtype != x.dtype or tuple(index.dims) != tuple(source.dims):
+        raise Unsupported("scatter_reduce to a scalar, or of a part of its source")
+    return _joined(b, x, axis_of(x, dim), index, source, reduce, include_self)
+
+
+@translates(aten.index_reduce.default)
+def index_reduce(
+    b: Builder, x: Val, dim: int, index: Val, source: Val, reduce: str, *, include_self: bool = True
+) -> Val:
+    if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype or index.rank != 1:
+        raise Unsupported("index_reduce to a scalar, or of another rank or dtype, or by no list")
+    axis = axis_of(x, dim)
+    index = b.expand(b.unsqueeze(index, *range(1, x.rank - axis)), source.dims)
+    return _joined(b, x, axis, index, source, reduce, include_self)
+
+
+_REDUCTIONS = {"prod": "mul", "amax": "max", "amin": "min"}
+
+
+def _joined(b: Builder, x: Val, axis: int, index: Val, source: Val, reduce: str, with_x: bool = True) -> Val:
+    """Elements with what is put into their places; or of what is put in alone, where something is."""
+    dtype, dims = x.dtype, x.dims
+    if dtype == torch.bool or (reduce == "mean" and dtype not in (torch.int64, *_FLOATS)):
+        raise Unsupported(f"{reduce} of {dtype} by an index")
+    wide = dtype if dtype.is_floating_point else torch.int64
+    x, source, index = b.cast(x, wide), b.cast(source, wide), b.cast(index, torch.int64)
+    if not with_x:
+        if reduce in ("amax", "amin") and (x.grad or source.grad):
+            raise Unsupported("the gradient of an extreme without what was there, which PyTorch counts all the same")
+        x = b.emit("Where", _is_named(b, x, axis, index), b.scalar(_nothing(reduce, wide), wide), x)
+    said = {"axis": axis, "strict": 1}
+    if reduce in _REDUCTIONS:
+        return b.cast(b.emit("ScatterElements", x, index, source, reduction=_REDUCTIONS[reduce], **said), dtype)
+    total = b.emit("GatherElementsGrad", source, index, x, **said)
+    if reduce == "sum":
+        return b.cast(total, dtype)
+    ones = b.full(index.dims, 1, wide)
+    count = b.emit("GatherElementsGrad", ones, index, b.full(dims, int(with_x), wide), **said)
+    if not with_x:
+        count = b.emit("Max", count, b.scalar(1, wide))
+    return b.emit("Div" if wide.is_floating_point else "FloorDiv", total, count)
+
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _nothing(reduce: str, dtype: torch.dtype) -> float:
+    """What changes nothing that it is joined with."""
+    if reduce in ("amax", "amin"):
+        largest = math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+        return largest if reduce == "amin" else -largest - (not dtype.is_floating_point)
+    return int(reduce == "prod")
+
+
+def _is_named(b: Builder, x: Val, axis: int, index: Val) -> Val:
+    """Which elements an index names."""
+    found, none = b.full(index.dims, 1.0, torch.float32), b.full(x.dims, 0.0, torch.float32)
+    return b.cast(b.emit("GatherElementsGrad", found, index, none, axis=axis, strict=1), torch.bool)
 
 
 @translates(aten.scatter.value)
 def scatter_value(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
     if x.rank == 0 or index.dtype != torch.int64:
         raise Unsupported("scatter to a scalar, or by an index that is not int64")
-    found, none = b.full(index.dims, 1.0, torch.float32), b.full(x.dims, 0.0, torch.float32)
-    found = b.emit("GatherElementsGrad", found, index, none, axis=axis_of(x, dim), strict=1)
-    return b.emit("Where", b.cast(found, torch.bool), b.scalar(value, x.dtype), x)
+    return b.emit("Where", _is_named(b, x, axis_of(x, dim), index), b.scalar(value, x.dtype), x)
 
 
 @translates(aten.index_fill.int_Scalar)
