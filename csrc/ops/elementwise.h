@@ -39,6 +39,7 @@
 #define OMC_INFER_FLOAT_TO_BOOL omc_infer_test
 #define OMC_INFER_ANY omc_infer_broadcast /* one dtype, and gives it */
 #define OMC_INFER_ANY_TO_BOOL omc_infer_compare
+#define OMC_INFER_INT omc_infer_integers /* one integer dtype, and gives it */
 #define OMC_INFER_BOOL omc_infer_logic
 #define OMC_INFER_CHOICE omc_infer_choice /* bool, then one dtype, and gives it */
 

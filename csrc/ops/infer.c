@@ -136,6 +136,14 @@ omc_status omc_infer_float(omc_node *node) {
   return omc_infer_broadcast(node);
 }
 
+omc_status omc_infer_integers(omc_node *node) {
+  const omc_value *x = omc_in(node, 0);
+  if (!x) return input_missing(node, 0);
+  if (omc_dtype_get(x->type.dtype)->kind != OMC_KIND_INT)
+    OMC_NODE_FAIL(node, EDTYPE, "input 0 is %s, no integer", omc_dtype_get(x->type.dtype)->text);
+  return omc_infer_broadcast(node);
+}
+
 omc_status omc_infer_logic(omc_node *node) {
   OMC_TRY(omc_need_dtype(node, 0, OMC_BOOL));
   return omc_infer_broadcast(node);

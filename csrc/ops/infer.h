@@ -7,6 +7,7 @@
 omc_status omc_infer_same(omc_node *node) OMC_MUST_USE;      /* every output: type of in[0] */
 omc_status omc_infer_broadcast(omc_node *node) OMC_MUST_USE; /* all inputs one dtype, broadcast */
 omc_status omc_infer_float(omc_node *node) OMC_MUST_USE;     /* as broadcast; inputs float */
+omc_status omc_infer_integers(omc_node *node) OMC_MUST_USE;  /* as broadcast; inputs integers */
 omc_status omc_infer_logic(omc_node *node) OMC_MUST_USE;     /* as broadcast; inputs bool */
 omc_status omc_infer_compare(omc_node *node) OMC_MUST_USE;   /* as broadcast; output bool */
 omc_status omc_infer_test(omc_node *node) OMC_MUST_USE;      /* as compare; inputs float */

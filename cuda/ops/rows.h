@@ -16,8 +16,10 @@
 /* Whether what is computed in is what rows of these types are for. */
 #if OMC_IS_FLOAT
 #define OMC_EW_ROWS_FLOAT(...) __VA_ARGS__
+#define OMC_EW_ROWS_INT(...)
 #else
 #define OMC_EW_ROWS_FLOAT(...)
+#define OMC_EW_ROWS_INT(...) __VA_ARGS__
 #endif
 #define OMC_EW_ROWS_ANY(...) __VA_ARGS__
 #define OMC_EW_ROWS_FLOAT_TO_BOOL OMC_EW_ROWS_FLOAT

@@ -20,6 +20,7 @@ static const char *const kernel_graphs[] = {
     X("[3,37]") Y("Cast(%x) {to=10}"),
     X("[3,37]") Y("Cast(%x) {to=7}"),
     X("[7,41]") Y("Dropout(%x) {p=0.3, subsequence=5}"),
+    IN("n", "i64[5,37]") IN("m", "i64[37]") Y("BitShift(%n, %m) {direction=\"LEFT\"}"),
     IN("c", "bool[5,1]") X("[5,37]") WANT("z", "f32[37]") Y("Where(%c, %x, %z)"),
 
     /* reductions */

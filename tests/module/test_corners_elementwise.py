@@ -179,6 +179,7 @@ ON_INTEGERS: dict[str, Callable[[Tensor], Any]] = {
     "abs": torch.abs,
     "neg": torch.neg,
     "sign": torch.sign,
+    "bits": lambda x: (~x, x & 6, x | 1, x ^ -1 if x.dtype.is_signed else x ^ 255, x << 3, x >> 1),
     "square": torch.square,
     "cube": lambda x: x**3,
     "relu": torch.relu,
@@ -198,7 +199,13 @@ ON_INTEGERS: dict[str, Callable[[Tensor], Any]] = {
     "floats": lambda x: (x.float(), x.double() / 2, x / 3, x.float().mean()),
 }
 OF_TWO_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    f.__name__: f for f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.lt, torch.ge, torch.eq)
+    "__lshift__": lambda x, y: x << y,
+    "__rshift__": lambda x, y: x >> y,
+    **{f.__name__: f for f in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)},
+    **{
+        f.__name__: f
+        for f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.lt, torch.ge, torch.eq)
+    },
 }
 DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{f.__name__: f for f in (torch.floor_divide, torch.remainder, torch.fmod, torch.div)},

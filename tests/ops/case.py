@@ -22,6 +22,8 @@ TOLERANCE = {
     torch.float64: (1e-10, 1e-9),
     torch.int64: (0, 0),
     torch.int32: (0, 0),
+    torch.int16: (0, 0),
+    torch.int8: (0, 0),
     torch.bool: (0, 0),
     torch.uint8: (0, 0),
 }

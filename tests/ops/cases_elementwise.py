@@ -124,6 +124,7 @@ CASES = [
     Case("Erf", [torch.linspace(-5, 5, 400)], torch.erf),
     Case("Abs", [INTS], torch.abs),
     Case("Neg", [INTS], torch.neg),
+    *[Case("BitwiseNot", [INTS.to(t)], torch.bitwise_not) for t in (I64, I32, torch.int8, torch.uint8)],
     Case("Sign", [INTS], torch.sign),
     Case("Relu", [INTS], torch.relu),
     *[row for bounds in ((-0.5, 0.75), (0.25, None), (None, 0.25), (0.5, -0.5)) for row in clips(*bounds)],
@@ -157,6 +158,11 @@ COMPARE: dict[str, Callable[..., Tensor]] = {
     "LessOrEqual": torch.le,
     "Greater": torch.gt,
     "GreaterOrEqual": torch.ge,
+}
+BITWISE: dict[str, Callable[..., Tensor]] = {
+    "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
 }
 LOGIC: dict[str, Callable[..., Tensor]] = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
 
@@ -208,6 +214,18 @@ for _op, _f in COMPARE.items():
     CASES.append(Case(_op, [EDGES, OTHER], _f))
     CASES.append(Case(_op, [x(77, dtype=I64), x(77, dtype=I64, seed=1)], _f))
     CASES.append(Case(_op, [x(31, dtype=BOOL), x(31, dtype=BOOL, seed=1)], _f))
+
+for _op, _f in BITWISE.items():
+    for _t in (I64, I32, torch.int16, torch.int8, torch.uint8):
+        CASES.append(Case(_op, [INTS.to(_t), INTS.flip(0).to(_t)], _f))
+    CASES.append(Case(_op, [x(40, 33, dtype=I64), x(33, dtype=I64, seed=1)], _f))
+    CASES.append(Case(_op, [x(0, 3, dtype=I64), tensor(-7)], _f))
+for _way, _f in (("LEFT", torch.bitwise_left_shift), ("RIGHT", torch.bitwise_right_shift)):
+    for _t in (I64, I32, torch.int16, torch.int8, torch.uint8):
+        _by = tensor([0, 1, 2, 6, 7, 8, 15, 16, 31, 32, 62, 63, 64, 100, -1, -3]).to(_t)
+        CASES.append(
+            Case("BitShift", [tensor([1, 3, 77, 127, -1, -128]).to(_t)[:, None], _by], _f, {"direction": _way})
+        )
 
 for _op, _f in LOGIC.items():
     CASES.append(Case(_op, [x(5, 31, dtype=BOOL), x(31, dtype=BOOL, seed=1)], _f))

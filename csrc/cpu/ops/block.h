@@ -128,6 +128,7 @@ OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
 
 /* The variants of ops of these types. */
 #define OMC_EW_ROWS_FLOAT computed_floats
+#define OMC_EW_ROWS_INT computed_ints
 #define OMC_EW_ROWS_ANY computed
 #define OMC_EW_ROWS_FLOAT_TO_BOOL OMC_EW_ROWS_FLOAT
 #define OMC_EW_ROWS_ANY_TO_BOOL OMC_EW_ROWS_ANY

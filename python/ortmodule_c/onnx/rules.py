@@ -429,6 +429,8 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(9, same, "Acosh", "Asinh", "Atanh", "Cosh", "Sinh"),
     **_rows(7, same, "Equal", "Greater", "Less"),
     **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
+    **_rows(11, same, "BitShift"),
+    **_rows(18, same, "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"),
     **_rows(1, _cast_like, "CastLike"),
     **_rows(1, windows.conv, "Conv"),
     **_rows(1, windows.conv_transpose, "ConvTranspose"),

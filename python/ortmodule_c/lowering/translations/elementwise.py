@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ...capture.numbers import is_number
 from ...errors import Unsupported
@@ -78,18 +79,18 @@ _LOGICAL = {
     aten.logical_and.default: "And",
     aten.logical_or.default: "Or",
     aten.logical_xor.default: "Xor",
-    aten.bitwise_and.Tensor: "And",
-    aten.bitwise_or.Tensor: "Or",
-    aten.bitwise_xor.Tensor: "Xor",
-    aten.__and__.Tensor: "And",
-    aten.__or__.Tensor: "Or",
-    aten.__xor__.Tensor: "Xor",
-    aten.bitwise_and.Scalar: "And",
-    aten.bitwise_or.Scalar: "Or",
-    aten.bitwise_xor.Scalar: "Xor",
-    aten.__and__.Scalar: "And",
-    aten.__or__.Scalar: "Or",
-    aten.__xor__.Scalar: "Xor",
+}
+
+_BITWISE = {
+    **{getattr(aten, f"bitwise_{n.lower()}"): n for n in ("And", "Or", "Xor")},
+    **{getattr(aten, f"__{n.lower()}__"): n for n in ("And", "Or", "Xor")},
+}
+
+_SHIFTS = {
+    aten.__lshift__: "LEFT",
+    aten.__rshift__: "RIGHT",
+    aten.bitwise_left_shift: "LEFT",
+    aten.bitwise_right_shift: "RIGHT",
 }
 
 
@@ -145,19 +146,39 @@ def _compare(op: str) -> Any:
     return translate
 
 
-def _logical(op: str, strict: bool) -> Any:
+def _logical(op: str) -> Any:
     def translate(b: Builder, x: Any, y: Any) -> Val:
-        if strict and result_dtype(b) != torch.bool:
-            raise Unsupported(f"bitwise op on {result_dtype(b)}")
         return b.emit(op, b.scalar(x, torch.bool), b.scalar(y, torch.bool))
 
     return translate
 
 
+def _bitwise(op: str, on_bools: str | None, **said: Any) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        dtype = result_dtype(b)
+        if dtype.is_floating_point or (dtype == torch.bool and not on_bools):
+            raise Unsupported(f"bits of {dtype}")
+        if dtype == torch.bool:
+            return b.emit(str(on_bools), b.scalar(x, dtype), b.scalar(y, dtype))
+        return b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype), **said)
+
+    return translate
+
+
+def _forms(packet: OpOverloadPacket) -> list[OpOverload]:
+    """An op of tensors, and of a tensor and a number, that gives a new one."""
+    names = ("Tensor", "Scalar", "Scalar_Tensor", "Tensor_Scalar")
+    return [getattr(packet, name) for name in names if name in packet.overloads()]
+
+
 TABLE.update({aten_op: _unary(op) for aten_op, op in _UNARY.items()})
 TABLE.update({aten_op: _binary(op) for aten_op, op in _BINARY.items()})
 TABLE.update({aten_op: _compare(op) for aten_op, op in _COMPARE.items()})
-TABLE.update({aten_op: _logical(op, "logical" not in aten_op.name()) for aten_op, op in _LOGICAL.items()})
+TABLE.update({aten_op: _logical(op) for aten_op, op in _LOGICAL.items()})
+TABLE.update({form: _bitwise(f"Bitwise{op}", op) for packet, op in _BITWISE.items() for form in _forms(packet)})
+TABLE.update(
+    {form: _bitwise("BitShift", None, direction=way) for packet, way in _SHIFTS.items() for form in _forms(packet)}
+)
 
 
 @translates(aten.add.Tensor, aten.add.Scalar)
@@ -256,7 +277,7 @@ def square(b: Builder, x: Val) -> Val:
 @translates(aten.logical_not.default, aten.bitwise_not.default)
 def logical_not(b: Builder, x: Val) -> Val:
     if result_dtype(b) != torch.bool:
-        raise Unsupported(f"bitwise_not on {x.dtype}")
+        return b.emit("BitwiseNot", x)
     return b.emit("Not", b.cast(x, torch.bool))
 
 
