@@ -96,8 +96,11 @@ OMC_INLINE vacc_t vround(vacc_t x);           /* halves to even */
 OMC_INLINE vacc_t vsign(vacc_t x, vacc_t of); /* |x| with the sign of `of` */
 /* Within 2 ulp in f32, the C library's in f64. Ends of the range and NaN as the C library's. */
 OMC_INLINE vacc_t vexp(vacc_t x);
+OMC_INLINE vacc_t vexp2(vacc_t x);
 OMC_INLINE vacc_t vexpm1(vacc_t x);
 OMC_INLINE vacc_t vlog(vacc_t x);
+OMC_INLINE vacc_t vlog2(vacc_t x);
+OMC_INLINE vacc_t vlog10(vacc_t x);
 OMC_INLINE vacc_t vlog1p(vacc_t x);
 OMC_INLINE vacc_t vtanh(vacc_t x);
 OMC_INLINE vacc_t verf(vacc_t x);

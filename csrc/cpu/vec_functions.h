@@ -25,8 +25,11 @@ OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, OMC_R(fmod
 #if defined(OMC_COMPUTE_F64)
 
 OMC_INLINE vacc_t vexp(vacc_t x) { return OMC_LANES(x, exp); }
+OMC_INLINE vacc_t vexp2(vacc_t x) { return OMC_LANES(x, exp2); }
 OMC_INLINE vacc_t vexpm1(vacc_t x) { return OMC_LANES(x, expm1); }
 OMC_INLINE vacc_t vlog(vacc_t x) { return OMC_LANES(x, log); }
+OMC_INLINE vacc_t vlog2(vacc_t x) { return OMC_LANES(x, log2); }
+OMC_INLINE vacc_t vlog10(vacc_t x) { return OMC_LANES(x, log10); }
 OMC_INLINE vacc_t vlog1p(vacc_t x) { return OMC_LANES(x, log1p); }
 OMC_INLINE vacc_t vtanh(vacc_t x) { return OMC_LANES(x, tanh); }
 OMC_INLINE vacc_t verf(vacc_t x) { return OMC_LANES(x, erf); }
@@ -86,6 +89,12 @@ OMC_INLINE vacc_t vexp(vacc_t x) {
   return omc_vscale(vset(1) + m1, n);
 }
 
+/* What is before the point is a scale. */
+OMC_INLINE vacc_t vexp2(vacc_t x) {
+  const vacc_t held = omc_vhold(x, -152, 129), n = vround(held);
+  return omc_vscale(vexp((held - n) * vset(0.693147181f)), n);
+}
+
 OMC_INLINE vacc_t vexpm1(vacc_t x) {
   vacc_t n;
   const vacc_t m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
@@ -94,20 +103,45 @@ OMC_INLINE vacc_t vexpm1(vacc_t x) {
   return vsign(vblend(x > vset(64), omc_vscale(vset(1) + m1, n), near), x);
 }
 
-/* x = m 2^e with m from sqrt(1/2) to sqrt(2); log x = e ln 2 + log m. */
-OMC_INLINE vacc_t vlog(vacc_t x) {
+/* x = m 2^e with m from sqrt(1/2) to sqrt(2): e, and log m = f + what is returned. */
+OMC_INLINE vacc_t omc_log_reduce(vacc_t x, vacc_t *exponent, vacc_t *f_out) {
   const vmask tiny = x < vset(0x1p-126f);
   const vmask bits = (vmask)vblend(tiny, x * vset(0x1p23f), x);
   const vmask e = (bits - 0x3f3504f3) >> 23;
-  const vacc_t exponent = __builtin_convertvector(e, vacc_t) - vblend(tiny, vset(23), vset(0));
+  *exponent = __builtin_convertvector(e, vacc_t) - vblend(tiny, vset(23), vset(0));
   const vacc_t f = (vacc_t)(bits - (e << 23)) - vset(1);
   const vacc_t p =
       OMC_POLY(f, 3.333333135e-01f, -2.500082254e-01f, 2.000122666e-01f, -1.662335694e-01f,
                1.420176178e-01f, -1.316019446e-01f, 1.276154965e-01f, -7.634429634e-02f);
-  const vacc_t low = vfma(exponent, vset(-2.12194440e-4f), vfma(f, p, vset(-0.5f)) * (f * f));
-  const vacc_t y = vfma(exponent, vset(0.693359375f), low + f);
+  *f_out = f;
+  return vfma(f, p, vset(-0.5f)) * (f * f);
+}
+
+/* y where there is a logarithm that is a number. */
+OMC_INLINE vacc_t omc_log_of(vacc_t x, vacc_t y) {
   const vacc_t outside = vblend(x < vset(0), vset(NAN), vblend(x == vset(0), vset(-INFINITY), x));
   return vblend((x > vset(0)) & (x < vset(INFINITY)), y, outside);
+}
+
+OMC_INLINE vacc_t vlog(vacc_t x) {
+  vacc_t e, f;
+  const vacc_t rest = omc_log_reduce(x, &e, &f);
+  const vacc_t low = vfma(e, vset(-2.12194440e-4f), rest);
+  return omc_log_of(x, vfma(e, vset(0.693359375f), low + f));
+}
+
+OMC_INLINE vacc_t vlog2(vacc_t x) {
+  vacc_t e, f;
+  const vacc_t rest = omc_log_reduce(x, &e, &f);
+  return omc_log_of(x, vfma(rest + f, vset(1.44269504f), e));
+}
+
+/* log10 of 2 in two parts, of which the first is exact in products with e. */
+OMC_INLINE vacc_t vlog10(vacc_t x) {
+  vacc_t e, f;
+  const vacc_t rest = omc_log_reduce(x, &e, &f);
+  const vacc_t low = vfma(rest + f, vset(0.434294482f), e * vset(4.60503898e-6f));
+  return omc_log_of(x, vfma(e, vset(0.301025390625f), low));
 }
 
 /* What 1 + x rounds away is added to first order. */

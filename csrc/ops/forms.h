@@ -29,9 +29,9 @@ typedef struct omc_axis_form {
   int64_t outer, n, inner;
 } omc_axis_form;
 
-/* The axis is an attribute; that of CumSum an input. */
+/* The axis is an attribute; that of CumSum and its like an input. */
 omc_status omc_axis_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
-omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+omc_status omc_running_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
 
 /* A shape rule: a float tensor along an axis of it, and gives its type. */
 omc_status omc_infer_along(omc_node *node) OMC_MUST_USE;

@@ -103,6 +103,8 @@ UNARY_WITH(Erf, FLOAT, i, a, i[0][0] != 0 ? erf_of_halves(a) : verf(a), g,
 
 UNARY(Exp, FLOAT, a, vexp(a), g, mul(g, dy(g), out(g)))
 
+UNARY(Exp2, FLOAT, a, vexp2(a), g, times(g, mul(g, dy(g), out(g)), 0.6931471805599453))
+
 UNARY(Expm1, FLOAT, a, vexpm1(a), g, mul(g, dy(g), plus(g, out(g), 1)))
 
 UNARY(Floor, FLOAT, a, vfloor(a), g, zeros(g))
@@ -173,6 +175,10 @@ UNARY_WITH(LeakyRelu, FLOAT, i, a, vblend(a > vset(0), a, vmul(a, i[0])), g,
            omc_node_float(node, "alpha"))
 
 UNARY(Log, FLOAT, a, vlog(a), g, over(g, dy(g), in(g, 0)))
+
+UNARY(Log10, FLOAT, a, vlog10(a), g, over(g, dy(g), times(g, in(g, 0), 2.302585092994046)))
+
+UNARY(Log2, FLOAT, a, vlog2(a), g, over(g, dy(g), times(g, in(g, 0), 0.6931471805599453)))
 
 UNARY(Log1p, FLOAT, a, vlog1p(a), g, over(g, dy(g), plus(g, in(g, 0), 1)))
 

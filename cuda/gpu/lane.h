@@ -91,8 +91,11 @@ OMC_INLINE vacc_t vabs(vacc_t x) { return OMC_R(fabs)(x.x); }
 OMC_INLINE vacc_t vsign(vacc_t x, vacc_t of) { return OMC_R(copysign)(x.x, of.x); }
 OMC_INLINE vmask omc_sign_bit(vacc_t x) { return (vmask)x & (vmask)vset(-(acc_t)0); }
 OMC_INLINE vacc_t vexp(vacc_t x) { return OMC_R(exp)(x.x); }
+OMC_INLINE vacc_t vexp2(vacc_t x) { return OMC_R(exp2)(x.x); }
 OMC_INLINE vacc_t vexpm1(vacc_t x) { return OMC_R(expm1)(x.x); }
 OMC_INLINE vacc_t vlog(vacc_t x) { return OMC_R(log)(x.x); }
+OMC_INLINE vacc_t vlog2(vacc_t x) { return OMC_R(log2)(x.x); }
+OMC_INLINE vacc_t vlog10(vacc_t x) { return OMC_R(log10)(x.x); }
 OMC_INLINE vacc_t vlog1p(vacc_t x) { return OMC_R(log1p)(x.x); }
 OMC_INLINE vacc_t vtanh(vacc_t x) { return OMC_R(tanh)(x.x); }
 OMC_INLINE vacc_t verf(vacc_t x) { return OMC_R(erf)(x.x); }

@@ -1,4 +1,4 @@
-/* Running sums, products of all others, and where the largest or the least is. */
+/* Running sums and products, products of all others, and where the largest or the least is. */
 #include "cuda/ops/scan.h"
 
 #include "base/int.h"
@@ -11,11 +11,13 @@ typedef struct params {
   omc_scan_along scan;
   omc_cuda_grid grid;
   size_t scratch_bytes;
+  bool slopes; /* of products: in[2] and in[3] are read too */
 } params;
 
 static omc_status run_scan(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
   omc_scan_along scan = p->scan;
+  if (p->slopes) scan.of = args->in[2].data, scan.products = args->in[3].data;
   scan.x = args->in[0].data, scan.y = args->out[0].data, scan.scratch = args->workspace;
   return omc_cuda_launch(&p->kernel, p->grid, &scan, args->queue);
 }
@@ -37,10 +39,20 @@ static omc_status params_cumsum(omc_cuda_device *device, const omc_node *node, o
   (void)arena;
   params *p = params_;
   omc_axis_form f;
-  OMC_TRY(omc_cumsum_form_of(node, &f));
+  OMC_TRY(omc_running_form_of(node, &f));
   p->scan.reverse = omc_node_int(node, "reverse") != 0;
   p->scan.exclusive = omc_node_int(node, "exclusive") != 0;
   return init(device, node, &f, "cumsum_rows", "cumsum_columns", p);
+}
+
+static omc_status params_cumprod(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                                 void *params_) {
+  (void)arena;
+  params *p = params_;
+  omc_axis_form f;
+  OMC_TRY(omc_running_form_of(node, &f));
+  p->slopes = node->op == OMC_OP_CumProdGrad;
+  return init(device, node, &f, NULL, p->slopes ? "cumprod_slopes" : "cumprod", p);
 }
 
 static omc_status params_arg(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -70,6 +82,8 @@ static size_t scratch_of(const void *params_) { return ((const params *)params_)
   const omc_cuda_op omc_cuda_##name = { \
       .run = run_scan, .params_size = sizeof(params), .params = decode, .workspace = scratch_of};
 SCAN(CumSum, params_cumsum)
+SCAN(CumProd, params_cumprod)
+SCAN(CumProdGrad, params_cumprod)
 SCAN(OtherProducts, params_others)
 SCAN(ArgMax, params_arg)
 SCAN(ArgMin, params_arg)

@@ -1,6 +1,6 @@
-/* Running sums, products of all others, and where the largest or the least is, along n of a tensor
- * [outer, n, inner]. A line is a block's where it lies in a row, else a thread's. Read by the host
- * as C11. */
+/* Running sums and products, products of all others, and where the largest or the least is, along n
+ * of a tensor [outer, n, inner]. A line is a block's where it lies in a row, else a thread's. Read
+ * by the host as C11. */
 #ifndef OMC_CUDA_OPS_SCAN_H
 #define OMC_CUDA_OPS_SCAN_H
 
@@ -9,8 +9,9 @@
 enum { OMC_SCAN_THREADS = 256, OMC_SCAN_UNITS = 4 /* neighbours that a thread sums at a time */ };
 
 typedef struct omc_scan_along {
-  const void *x;
-  void *y, *scratch; /* OtherProducts: what is computed in, as many as x has */
+  const void *x;             /* dy, where these are of a gradient: */
+  const void *of, *products; /* what was multiplied, and its running products */
+  void *y, *scratch;         /* OtherProducts: what is computed in, as many as x has */
   int64_t lines, n;
   omc_gpu_divisor inner;
   int32_t reverse, exclusive, least; /* flags */
@@ -55,6 +56,17 @@ OMC_GLOBAL(cumsum_columns, OMC_SCAN_THREADS, omc_scan_along, p) {
   }
 }
 
+OMC_GLOBAL(cumprod, OMC_SCAN_THREADS, omc_scan_along, p) {
+  const int64_t line = (int64_t)blockIdx.x * OMC_SCAN_THREADS + threadIdx.x;
+  if (line >= p.lines) return;
+  int64_t at = omc_line_at(p, line);
+  wide product = 1;
+  for (int64_t i = 0; i < p.n; i++, at += p.inner.by) {
+    product *= omc_wide(p, at);
+    omc_put(p, at, product);
+  }
+}
+
 OMC_GLOBAL(cumsum_rows, OMC_SCAN_THREADS, omc_scan_along, p) {
   const int64_t first = (int64_t)blockIdx.x * p.n;
   wide carried = 0;
@@ -78,6 +90,36 @@ OMC_GLOBAL(cumsum_rows, OMC_SCAN_THREADS, omc_scan_along, p) {
 }
 
 #if OMC_IS_FLOAT
+/* As PyTorch has it: before the first 0 the sum of all dy y from there on, divided by x; at the
+ * first 0 that of the products of all others up to the next 0; behind it 0. Lines of one element
+ * have the slope 1 whatever that is. */
+OMC_GLOBAL(cumprod_slopes, OMC_SCAN_THREADS, omc_scan_along, p) {
+  const int64_t line = (int64_t)blockIdx.x * OMC_SCAN_THREADS + threadIdx.x;
+  if (line >= p.lines) return;
+  const int64_t first = omc_line_at(p, line), step = p.inner.by, end = first + p.n * step;
+  const auto of = [&](int64_t at) { return number<acc_t>(((const storage_t *)p.of)[at]); };
+  const auto upto = [&](int64_t at) { return number<acc_t>(((const storage_t *)p.products)[at]); };
+  if (p.n == 1) {
+    omc_put(p, first, omc_wide(p, first));
+    return;
+  }
+  int64_t zero = first;
+  while (zero < end && of(zero) != 0) zero += step;
+  wide sum = 0;
+  for (int64_t at = zero - step; at >= first; at -= step) {
+    sum += (wide)(upto(at) * (acc_t)omc_wide(p, at));
+    omc_put(p, at, (wide)((acc_t)sum / of(at)));
+  }
+  if (zero == end) return;
+  wide product = 1, total = omc_wide(p, zero);
+  for (int64_t at = zero + step; at < end && of(at) != 0; at += step) {
+    product *= (wide)of(at);
+    total += (wide)((acc_t)product * (acc_t)omc_wide(p, at));
+  }
+  for (int64_t at = zero + step; at < end; at += step) omc_put(p, at, 0);
+  omc_put(p, zero, (wide)((acc_t)total * (zero > first ? upto(zero - step) : (acc_t)1)));
+}
+
 /* What is before an element times what is behind it. */
 OMC_GLOBAL(other_products, OMC_SCAN_THREADS, omc_scan_along, p) {
   const int64_t line = (int64_t)blockIdx.x * OMC_SCAN_THREADS + threadIdx.x;

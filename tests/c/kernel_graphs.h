@@ -39,6 +39,8 @@ static const char *const kernel_graphs[] = {
     X("[5,37]") SHAPE(1, "1") Y("CumSum(%x, %s)"),
     X("[9,5,3]") SHAPE(1, "0") Y("CumSum(%x, %s) {reverse=1, exclusive=1}"),
 
+    X("[5,37]") SHAPE(1, "1") Y("CumProd(%x, %s)"),
+    X("[9,5,3]") SHAPE(1, "0") Y("CumProd(%x, %s)"),
     X("[5,137]") SHAPE(1, "3") "%y, %a = TopK(%x, %s)\nreturn %y\n",
     X("[5,137]") SHAPE(1, "41") "%y, %a = TopK(%x, %s) {largest=0}\nreturn %y\n",
     X("[3,67,17]") SHAPE(1, "67") "%y, %a = TopK(%x, %s) {axis=1}\nreturn %y\n",

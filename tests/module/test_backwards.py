@@ -352,7 +352,7 @@ class _Mixed(nn.Module):
     def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.table(ids) + self.norm(self.conv(x.mT)).mT.relu()
         h = self.lstm(h + self.attention(h, h, h, need_weights=False)[0])[0]
-        h = nn.functional.dropout(self.last(h), 0.0) * self.scale.cumprod(0)
+        h = nn.functional.dropout(self.last(h), 0.0) * self.scale.logcumsumexp(0)
         return h @ self.table.weight.T, h.square()
 
 

@@ -82,6 +82,7 @@ CASES = [
     *floats("Elu", lambda t: F.celu(t, 2.0), alpha=2.0, input_scale=0.5),
     *floats("Erf", torch.erf),
     *floats("Exp", torch.exp),
+    *floats("Exp2", torch.exp2),
     *floats("Expm1", torch.expm1),
     *floats("Floor", torch.floor),
     # PyTorch's vectorised gelu(inf) is NaN.
@@ -91,7 +92,9 @@ CASES = [
     *floats("IsNaN", torch.isnan),
     *floats("LeakyRelu", lambda t: F.leaky_relu(t, 0.1), alpha=0.1),
     *floats("Log", torch.log, of=positive),
+    *floats("Log10", torch.log10, of=positive),
     *floats("Log1p", torch.log1p, of=positive),
+    *floats("Log2", torch.log2, of=positive),
     *floats("LogSigmoid", F.logsigmoid),
     *floats("Mish", F.mish),
     *floats("Neg", torch.neg),
@@ -120,6 +123,13 @@ CASES = [
     Case("Atanh", [torch.linspace(-0.999, 0.999, 400)], torch.atanh),
     Case("Atan", [tensor([1e-6, -1e-3, 0.99, 1.01, -5.0, 1e12, -3e38])], torch.atan),
     Case("Exp", [torch.linspace(-100, 90, 400)], torch.exp),
+    Case("Exp2", [torch.linspace(-150, 128, 400)], torch.exp2),
+    Case("Exp2", [torch.arange(-126.0, 128)], lambda t: torch.ldexp(t * 0 + 1, t.int()), grads=[]),
+    Case("Log2", [torch.ldexp(torch.ones(277), torch.arange(-149, 128))], lambda t: t.log2().round(), grads=[]),
+    *[
+        Case(op, [tensor([1e-45, 1e-38, 0.7, 0.9999, 1.0001, 7.0, 1e6, 3e38])], f, grads=[])
+        for op, f in (("Log2", torch.log2), ("Log10", torch.log10))
+    ],
     Case("Tanh", [torch.linspace(-11, 11, 400)], torch.tanh),
     Case("Erf", [torch.linspace(-5, 5, 400)], torch.erf),
     Case("Abs", [INTS], torch.abs),

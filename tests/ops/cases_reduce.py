@@ -33,6 +33,18 @@ TIED = NUMBERS[torch.randint(0, len(NUMBERS), (3, 333), generator=torch.Generato
 RISING = torch.arange(2 * 333.0).reshape(2, 333)
 
 
+ZEROS = tensor(
+    [[2.0, 0, 3, 4, 0, 5], [0, 1, 2, -3, 1, 0.5], [1, 2, 3, 4, 5, 0], [1, -1, 0.5, 2, 3, 4], [0, 0, 0, 0, 0, 0]]
+)
+EXTREMES = tensor([[1.0, inf, 2, 3], [0, inf, 1, 2], [nan, 0, 1, 2], [3, 0, nan, 1], [2, 2, 2, -inf]])
+
+
+def cumprod_grad(dy: torch.Tensor, axis: torch.Tensor, a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        a = a.detach().requires_grad_()
+        return torch.autograd.grad(a.cumprod(int(axis)), a, dy)[0]
+
+
 def topk(a: torch.Tensor, axis: int, k: int, largest: int) -> Case:
     """PyTorch does not say which of equal elements it takes, but where it sorts and keeps their order."""
 
@@ -82,6 +94,29 @@ CASES = [
             ((2, 3, 5), 1, torch.int64),
             ((9,), 0, torch.float32),
         ]
+    ],
+    *[
+        Case("CumProd", [a, tensor(axis)], lambda a, _, axis=axis: a.cumprod(axis), consts=[1])
+        for a, axis in [
+            (x(4, 7), 1),
+            (x(4, 7, dtype=F64), 0),
+            (x(2, 3, 5), 1),
+            (x(9), 0),
+            (x(1, 5), 0),
+            (x(0, 3), 0),
+            (x(3, 0), 1),
+            (x(2, 9, 70), 1),
+            (x(2, 3, 5, dtype=torch.int64), 1),
+            (ZEROS, 1),
+            (ZEROS, 0),
+            (ZEROS[:1], 1),
+            (EXTREMES, 1),
+        ]
+    ],
+    *[
+        Case("CumProdGrad", [x(*a.shape), tensor(axis), a, a.cumprod(axis)], cumprod_grad, consts=[1])
+        for a in (ZEROS, x(4, 4))
+        for axis in (0, 1)
     ],
     *[
         topk(x(*s), axis, k, largest)

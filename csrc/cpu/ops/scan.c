@@ -1,5 +1,7 @@
-/* Running sums, products of all others, and where the largest or the least is, along n of a tensor
- * [outer, n, inner]. */
+/* Running sums and products, products of all others, and where the largest or the least is, along n
+ * of a tensor [outer, n, inner]. */
+#include <string.h>
+
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
@@ -41,21 +43,22 @@ static scan_block block_at(const scan_params *p, int64_t u) {
                       o * p->inner + k};
 }
 
-/* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
-OMC_INLINE void cumsum(const scan_params *p, const storage_t *x, storage_t *y, int64_t step,
-                       int64_t n) {
-  wide sum[OMC_COLUMNS] = {0};
+/* n running sums or products of rows `step` apart; always inlined, so that one column stays in a
+ * register. */
+OMC_INLINE void go_along(const scan_params *p, const storage_t *x, storage_t *y, int64_t step,
+                         int64_t n, bool products) {
+  wide all[OMC_COLUMNS];
+  for (int64_t k = 0; k < n; k++) all[k] = products;
   for (int64_t i = 0; i < p->n; i++) {
     for (int64_t k = 0; k < n; k++) {
-      const wide before = sum[k];
-      sum[k] += (wide)ld(x + i * step + k);
-      st(y + i * step + k, (acc_t)(p->exclusive ? before : sum[k]));
+      const wide before = all[k], next = (wide)ld(x + i * step + k);
+      all[k] = products ? before * next : before + next;
+      st(y + i * step + k, (acc_t)(p->exclusive ? before : all[k]));
     }
   }
 }
 
-static void run_cumsum(omc_range range, void *ctx) {
-  const scan_job *j = ctx;
+OMC_INLINE void run_along(omc_range range, const scan_job *j, bool products) {
   const scan_params *p = j->p;
   for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
@@ -63,11 +66,71 @@ static void run_cumsum(omc_range range, void *ctx) {
     const storage_t *x = j->x + from;
     storage_t *y = (storage_t *)j->out + from;
     if (p->inner == 1)
-      cumsum(p, x, y, p->reverse ? -1 : 1, 1);
+      go_along(p, x, y, p->reverse ? -1 : 1, 1, products);
     else
-      cumsum(p, x, y, p->reverse ? -p->inner : p->inner, b.n);
+      go_along(p, x, y, p->reverse ? -p->inner : p->inner, b.n, products);
   }
 }
+
+static void run_cumsum(omc_range range, void *ctx) { run_along(range, ctx, false); }
+
+static void run_cumprod(omc_range range, void *ctx) { run_along(range, ctx, true); }
+
+#if OMC_IS_FLOAT
+
+typedef struct products_job {
+  const scan_params *p;
+  const storage_t *dy, *x, *y;
+  storage_t *dx;
+} products_job;
+
+/* As PyTorch has it, of a line. Before the first 0, at z, the gradient is the sum of all dy y from
+ * there on, divided by x; at the first 0 it is that of the products of all others up to the next 0;
+ * behind it is 0. */
+static void cumprod_slopes(const products_job *j, int64_t first) {
+  const scan_params *p = j->p;
+  const int64_t step = p->inner;
+  const storage_t *dy = j->dy + first, *x = j->x + first, *y = j->y + first;
+  storage_t *dx = j->dx + first;
+  int64_t z = 0;
+  while (z < p->n && ld(x + z * step) != 0) z++;
+  wide sum = 0;
+  for (int64_t i = z - 1; i >= 0; i--) {
+    sum += (wide)(ld(y + i * step) * ld(dy + i * step));
+    st(dx + i * step, (acc_t)sum / ld(x + i * step));
+  }
+  if (z == p->n) return;
+  wide product = 1, total = ld(dy + z * step);
+  int64_t i = z + 1;
+  for (; i < p->n && ld(x + i * step) != 0; i++) {
+    product *= (wide)ld(x + i * step);
+    total += (wide)((acc_t)product * ld(dy + i * step));
+  }
+  for (int64_t k = z + 1; k < p->n; k++) st(dx + k * step, 0);
+  st(dx + z * step, (acc_t)total * (z > 0 ? ld(y + (z - 1) * step) : 1));
+}
+
+static void run_cumprod_grad(omc_range range, void *ctx) {
+  const products_job *j = ctx;
+  const int64_t inner = j->p->inner;
+  for (int64_t line = range.begin; line < range.end; line++)
+    cumprod_slopes(j, line / inner * j->p->n * inner + line % inner);
+}
+
+/* Lines of one element have the slope 1 whatever that is. */
+OMC_KERNEL(CumProdGrad, args) {
+  const scan_params *p = args->params;
+  products_job j = {p, args->in[0].data, args->in[2].data, args->in[3].data, args->out[0].data};
+  const int64_t lines = p->outer * p->inner;
+  if (p->n == 1)
+    memcpy(j.dx, j.dy, (size_t)lines * sizeof(storage_t));
+  else if (p->n > 0)
+    omc_parallel_for(lines, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, run_cumprod_grad,
+                     &j);
+  return OMC_OK;
+}
+
+#endif
 
 /* What is before an element times what is behind it. */
 static void run_others(omc_range range, void *ctx) {
@@ -142,6 +205,7 @@ static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
 }
 
 OMC_KERNEL(CumSum, args) { return scan(args, run_cumsum); }
+OMC_KERNEL(CumProd, args) { return scan(args, run_cumprod); }
 #if OMC_IS_FLOAT
 OMC_KERNEL(OtherProducts, args) { return scan(args, run_others); }
 #endif
@@ -151,6 +215,8 @@ OMC_KERNEL(ArgMin, args) { return scan(args, run_argmin); }
 #else
 
 OMC_KERNELS_NUM(CumSum)
+OMC_KERNELS_NUM(CumProd)
+OMC_KERNELS(CumProdGrad)
 OMC_KERNELS(OtherProducts)
 OMC_KERNELS_NUM(ArgMax)
 OMC_KERNELS_NUM(ArgMin)
@@ -158,9 +224,17 @@ OMC_KERNELS_NUM(ArgMin)
 static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   omc_axis_form f;
-  OMC_TRY(omc_cumsum_form_of(node, &f));
+  OMC_TRY(omc_running_form_of(node, &f));
   *(scan_params *)params = (scan_params){f.outer, f.n, f.inner, omc_node_int(node, "reverse") != 0,
                                          omc_node_int(node, "exclusive") != 0};
+  return OMC_OK;
+}
+
+static omc_status params_running(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_axis_form f;
+  OMC_TRY(omc_running_form_of(node, &f));
+  *(scan_params *)params = (scan_params){.outer = f.outer, .n = f.n, .inner = f.inner};
   return OMC_OK;
 }
 
@@ -178,6 +252,8 @@ static size_t others_workspace(const omc_node *node, const void *params, int thr
 }
 
 OMC_CPU_OP(CumSum, CumSum, OMC_PARAMS(scan_params, params_cumsum))
+OMC_CPU_OP(CumProd, CumProd, OMC_PARAMS(scan_params, params_running))
+OMC_CPU_OP(CumProdGrad, CumProdGrad, OMC_PARAMS(scan_params, params_running))
 OMC_CPU_OP(OtherProducts, OtherProducts, OMC_PARAMS(scan_params, params_scan),
            .workspace = others_workspace)
 OMC_CPU_OP(ArgMax, ArgMax, OMC_PARAMS(scan_params, params_scan))

@@ -153,6 +153,22 @@ def _cum_sum(t: Importer, node: Given, x: Val, axis: Val) -> Results:
     return t.cast(t.emit("CumSum", t.cast(x, wide), axis, **node.attributes), x.dtype)
 
 
+def _cum_prod(t: Importer, node: Given, x: Val, axis: Val) -> Results:
+    """From the other end is of what is turned round; without each element itself, of what is moved by one."""
+    along = int(t.known(axis, "the axis").item()) % x.rank
+    n = int(x.dims[along])
+    wide = x.dtype if x.dtype.is_floating_point else torch.int64
+    turn = [t.const([v]) for v in (-1, -n - 1, along, -1)]
+    y: Val = t.cast(x, wide)
+    if node.attributes["reverse"]:
+        y = t.emit("Slice", y, *turn)
+    if node.attributes["exclusive"] and n > 0:
+        one = t.tensor(torch.ones([1 if i == along else int(d) for i, d in enumerate(x.dims)], dtype=wide))
+        y = t.emit("Concat", one, t.emit("Slice", y, *[t.const([v]) for v in (0, n - 1, along)]), axis=along)
+    y = t.emit("CumProd", y, t.const(along))
+    return t.cast(t.emit("Slice", y, *turn) if node.attributes["reverse"] else y, x.dtype)
+
+
 def _top_k_1(t: Importer, node: Given, x: Val) -> Results:
     return _top_k(t, node, x, t.const([node.attributes["k"]]))
 
@@ -462,6 +478,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(7, _dropout, "Dropout"),
     **_rows(1, _gemm, "Gemm"),
     **_rows(1, _extreme, "ArgMax", "ArgMin"),
+    **_rows(26, _cum_prod, "CumProd"),
     **_rows(1, _cum_sum, "CumSum"),
     **_rows(1, windows.lp, "LpPool"),
     **_rows(1, windows.global_lp, "GlobalLpPool"),

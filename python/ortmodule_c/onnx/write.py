@@ -35,13 +35,16 @@ _SAY_NOTHING = {
 FUNCTIONS = {
     "Detach": "(x) => (y) { y = Identity(x) }",
     "Embedding": "<padding_idx: int = -1, scale_grad_by_freq: int = 0>(table, ids) => (y) { y = Gather(table, ids) }",
+    "Exp2": "(x) => (y) { c = Constant<value_float=2.0>() two = CastLike(c, x) y = Pow(two, x) }",
     # By the roundings of 1 + x and of exp(x), which their logarithms share: Kahan's way.
     "Expm1": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) u = Exp(x) d = Sub(u, one) n = Neg(one)"
     " l = Log(u) q = Div(x, l) r = Mul(d, q) all = Equal(d, u) none = Equal(d, n) far = Or(all, none)"
     " s = Where(far, d, r) small = Equal(u, one) y = Where(small, x, s) }",
+    "Log10": "(x) => (y) { l = Log(x) c = Constant<value_float=2.302585>() t = CastLike(c, x) y = Div(l, t) }",
     "Log1p": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) u = Add(x, one) d = Sub(u, one)"
     " l = Log(u) q = Div(x, d) r = Mul(l, q) far = Equal(d, x) s = Where(far, l, r) small = Equal(u, one)"
     " y = Where(small, x, s) }",
+    "Log2": "(x) => (y) { l = Log(x) c = Constant<value_float=0.6931472>() t = CastLike(c, x) y = Div(l, t) }",
     "LogSigmoid": "(x) => (y) { n = Neg(x) s = Softplus(n) y = Neg(s) }",
     "MulAdd": "(a, b, c) => (y) { p = Mul(a, b) y = Add(p, c) }",
     "NotEqual": "(a, b) => (y) { e = Equal(a, b) y = Not(e) }",

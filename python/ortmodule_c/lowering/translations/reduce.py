@@ -77,12 +77,13 @@ def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, d
     return reduce(b, "ReduceProd", x, axes_of(x, dim), keepdim)
 
 
-@translates(aten.cumsum.default)
-def cumsum(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
+@translates(aten.cumsum.default, aten.cumprod.default)
+def running(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
     if x.rank == 0:
         return b.cast(x, result_dtype(b))
-    sums = b.emit("CumSum", _widened(b, b.cast(x, result_dtype(b))), b.const(axis_of(x, dim), torch.int64))
-    return b.cast(sums, result_dtype(b))
+    op = "CumSum" if b.aten_name == "cumsum" else "CumProd"
+    out = b.emit(op, _widened(b, b.cast(x, result_dtype(b))), b.const(axis_of(x, dim), torch.int64))
+    return b.cast(out, result_dtype(b))
 
 
 def _widened(b: Builder, x: Val) -> Val:
