@@ -13,8 +13,8 @@ from .verify import Verification, verify
 
 
 def __getattr__(name: str) -> Any:
-    """`onnx`, `backend` and `optim` are imported when they are asked for."""
-    if name in ("backend", "onnx", "optim"):
+    """Parts that not every program needs are imported when they are asked for."""
+    if name in ("artifacts", "backend", "onnx", "optim", "trainer", "training"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

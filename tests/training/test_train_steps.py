@@ -338,11 +338,11 @@ def test_options_of_memory_and_checks_leave_the_numbers_alone(options: dict[str,
 
 
 def test_graphs_are_written_where_they_are_wanted(tmp_path: Path) -> None:
-    names = ("model_after_graph_transforms_path", "model_with_gradient_graph_path")
-    paths = {name: str(tmp_path / f"{name}.onnx") for name in names}
+    names = ("after_graph_transforms", "with_gradient_graph", "with_training_graph")
+    paths = {f"model_{name}_path": str(tmp_path / f"{name}.onnx") for name in names}
     losses(trainer(net(), SGD, {"debug": {"graph_save_paths": paths}}), 2)
-    forward, joint = (onnx.load(path) for path in paths.values())
-    assert len(joint.graph.node) > len(forward.graph.node) > 0
+    forward, joint, same = (onnx.load(path) for path in paths.values())
+    assert joint == same and len(joint.graph.node) > len(forward.graph.node) > 0
 
 
 def test_a_model_with_more_than_one_input_of_any_name() -> None:
@@ -360,3 +360,101 @@ def test_a_model_with_more_than_one_input_of_any_name() -> None:
     x, y = batch(0)
     loss, _ = made.train_step(x, x, y)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(net().train()(2 * x), y))
+
+
+def test_a_step_that_fails_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was added up since the last update is dropped with it, and the next good call works."""
+    ours, plain = copies(2)
+    made = trainer(ours, SGD, {"batch": {"gradient_accumulation_steps": 2}})
+    with monkeypatch.context() as patch:
+        patch.setattr(type(made._optimizer), "step", fails)
+        made.train_step(*batch(0))
+        with pytest.raises(MemoryError):
+            made.train_step(*batch(1))
+    assert (made.train_step_info.step, made.train_step_info.optimization_step) == (0, 0)
+    plain.load_state_dict(ours.state_dict())
+    losses(made, 4)
+    by_hand(plain, torch.optim.SGD(plain.parameters(), 0.1), 4, clip=None, accumulate=2)
+    assert_alike(ours, plain)
+
+
+def fails(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+def test_outputs_are_of_the_model_before_the_update() -> None:
+    class Shows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(7, 5)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return nn.functional.cross_entropy(self.line(x), y), self.line.weight
+
+    model = Shows()
+    description = {**DESCRIPTION, "outputs": [("loss", [], True), ("weight", [5, 7])]}
+    before = model.line.weight.detach().clone()
+    _, weight = ORTTrainer(model, description, optim.SGDConfig(lr=1.0)).train_step(*batch(0))
+    assert torch.equal(weight, before) and not torch.equal(model.line.weight, before)
+
+
+def test_gradients_from_before_are_dropped_and_no_grad_around_is_not_meant() -> None:
+    ours, plain = copies(2)
+    ours(batch(0)[0]).sum().backward()
+    ours.norm.reset_running_stats()
+    made = trainer(ours, SGD)
+    with torch.no_grad():
+        losses(made, 2)
+    by_hand(plain, torch.optim.SGD(plain.parameters(), 0.1), 2, clip=None)
+    assert_alike(ours, plain)
+
+
+def test_a_loss_whose_last_argument_is_optional_is_given_what_it_needs() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(7, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.line(x), x
+
+    def loss(outputs: tuple[Tensor, Tensor], y: Tensor, weight: Tensor | None = None) -> Tensor:
+        assert weight is None
+        return nn.functional.cross_entropy(outputs[0], y)
+
+    assert ORTTrainer(Pair(), DESCRIPTION, SGD, loss).train_step(*batch(0))[0].shape == ()
+
+
+def test_arguments_that_are_positional_alone_are_given_so() -> None:
+    class Positional(Net):
+        def forward(self, x: Tensor, /) -> Tensor:
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    found = trainer(Positional()).train_step(*batch(0))[0]
+    torch.testing.assert_close(found, trainer(net()).train_step(*batch(0))[0])
+
+
+def test_outputs_by_name_have_all_of_their_names() -> None:
+    description = {**DESCRIPTION, "outputs": [("loss", [], True), ("probs", ["batch", 5])]}
+    made = ORTTrainer(WithLoss("dict"), description, SGD)
+    with pytest.raises(ValueError, match="the model returned scores, loss, and model_desc has 'probs'"):
+        made.train_step(*batch(0))
+
+
+def test_names_of_frozen_weights_may_be_in_groups() -> None:
+    config = optim.AdamConfig([{"params": ["first.weight", "norm.running_mean"], "lambda_coef": 0.1}])
+    losses(trainer(net(), config, {"utils": {"frozen_weights": ["first.weight"]}}), 1)
+
+
+def test_a_schedule_may_give_a_number() -> None:
+    class Halved(optim.lr_scheduler._LRScheduler):
+        def get_lr(self, train_step_info: TrainStepInfo) -> Any:
+            assert train_step_info.step == 2  # asked for at updates, the step being counted
+            return train_step_info.optimizer_config.lr / 2
+
+    ours, plain = copies(2)
+    options = {"lr_scheduler": Halved(), "batch": {"gradient_accumulation_steps": 2}}
+    losses(trainer(ours, SGD, options), 2)
+    by_hand(plain, torch.optim.SGD(plain.parameters(), 0.05), 2, clip=None, accumulate=2)
+    assert_alike(ours, plain)

@@ -149,6 +149,7 @@ def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None
         (lambda: amp.LossScaler(0.0), "loss_scale is 0.0, expected a finite number above 0"),
         (lambda: amp.DynamicLossScaler(up_scale_window=0), "up_scale_window is 0"),
         (lambda: amp.DynamicLossScaler(min_loss_scale=8.0, max_loss_scale=4.0), "min_loss_scale is 8.0, above"),
+        (lambda: amp.DynamicLossScaler(loss_scale=0.25), "loss_scale is 0.25, expected 1.0 to"),
         (lambda: TrainStepInfo(SGD, step=-1), "step is -1, expected at least 0"),
     ],
 )
@@ -259,6 +260,8 @@ def test_a_trained_module_is_written_as_onnx(tmp_path: Any) -> None:
     with pytest.raises(RuntimeError, match="save_as_onnx comes after a step"):
         trainer.save_as_onnx(tmp_path / "model.onnx")
     trainer.train_step(*batch(0))
+    trainer.train_step_info.fetches = ["scores"]
+    trainer.eval_step(batch(1, 1)[0])  # one row, and the size stays open
     trainer.save_as_onnx(tmp_path / "model.onnx")
     model = onnx.load(tmp_path / "model.onnx")
     assert [i.name for i in model.graph.input] == ["x"] and [o.name for o in model.graph.output] == ["scores"]

@@ -32,7 +32,10 @@ WAYS: dict[str, tuple[Any, dict[str, Any], int]] = {
 
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.LayerNorm(13), nn.Linear(13, 5))
+    model = nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 13), nn.LayerNorm(13), nn.Linear(13, 5))
+    model.tied = model[2].weight  # of two names
+    model.unused = nn.Parameter(torch.ones(3))
+    return model
 
 
 def made(way: str, rank: int = 0, world: int = 1, seed: int = 0) -> tuple[nn.Module, ORTTrainer]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from trained import DESCRIPTION, assert_alike, batch, net
 
-from ortmodule_c.training import ORTTrainer, ORTTrainerOptions, checkpoint, optim
+from ortmodule_c.training import ORTTrainer, ORTTrainerOptions, amp, checkpoint, optim
 
 h5py = pytest.importorskip("h5py")
 
@@ -66,7 +66,7 @@ def test_a_state_has_the_names_that_onnx_runtime_had() -> None:
     assert state["train_step_info"] == {"optimization_step": 2, "step": 2}
     together = trainer(optim.LambConfig())
     losses(together, 0, 2)
-    assert together.state_dict()["optimizer"]["shared_optimizer_state"]["step"].tolist() == [3]
+    assert together.state_dict()["optimizer"]["shared_optimizer_state"]["Step"].tolist() == [3]
     plain = made.state_dict(pytorch_format=True)
     net().load_state_dict(plain)
 
@@ -106,7 +106,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     made = trainer(optim.AdamConfig(lr=0.01))
     losses(made, 0, 1)
     state, before = made.state_dict(), made.state_dict()
-    weights = state["model"]["full_precision"]
+    weights, row = state["model"]["full_precision"], state["optimizer"]["last.bias"]
     bad: list[tuple[Any, type[Exception], str]] = [
         ({}, ValueError, "the state has no model/full_precision"),
         (
@@ -126,6 +126,19 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
             r"lacks \['last.bias'\]",
         ),
         ({**state, "optimizer": {"last.bias": {"Moment_1": np.zeros(5)}}}, ValueError, "last.bias has Moment_1 in the"),
+        ({**state, "optimizer": {"first": {}}}, RuntimeError, r"has \['optimizer/first'\] beside"),
+        (
+            {**state, "optimizer": {"last.bias": row | {"Update_Count": []}}},
+            ValueError,
+            "expected its moments and steps",
+        ),
+        ({**state, "train_step_info": {"step": -5}}, ValueError, "the state has train_step_info"),
+        ({**state, "train_step_info": {"step": "many"}}, ValueError, "many"),
+        (
+            with_model(state, {**weights, "last.bias": np.array(list("words"))}),
+            ValueError,
+            "last.bias has ndarray of <U1",
+        ),
     ]
     for given, kind, message in bad:
         with pytest.raises(kind, match=message):
@@ -181,8 +194,10 @@ class Ran:
 def test_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = trainer(optim.AdamConfig())
-    with pytest.raises(TypeError, match=r"user_dict holds what a checkpoint does not keep: .*Path.touch|getattr"):
-        made.save_checkpoint("checkpoint", {"a": Ran()})
+    for value in (Ran(), lambda: None, np.ones(2)):
+        with pytest.raises(TypeError, match="user_dict holds what a checkpoint does not keep"):
+            made.save_checkpoint("checkpoint", {"a": value})
+    assert not list(tmp_path.iterdir())
     made.save_checkpoint("checkpoint", {"a": 1})
     with h5py.File("checkpoint", "a") as file:
         del file["user_dict"]
@@ -190,6 +205,7 @@ def test_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = made.state_dict()
     with pytest.raises(pickle.UnpicklingError):
         made.load_checkpoint("checkpoint")
+    made.load_state_dict(checkpoint.aggregate_checkpoints(["checkpoint"], pytorch_format=False))
     assert not Path("ran").exists() and pickle.dumps(made.state_dict()) == pickle.dumps(before)
 
 
@@ -233,3 +249,114 @@ def test_a_model_goes_on_in_pytorch(tmp_path: Path) -> None:
     plain = net(1)
     plain.load_state_dict(checkpoint.aggregate_checkpoints([tmp_path / "checkpoint"]))
     assert_alike(plain, made._module.module.model, 0.0)
+
+
+def test_a_file_of_onnx_runtime_is_read(tmp_path: Path) -> None:
+    """It lacks what the export did not use, counts steps of LAMB together, and keeps user_dict as a pickle."""
+    made = trainer(optim.LambConfig(lr=0.01))
+    losses(made, 0, 2)
+    state = made.state_dict()
+    del state["model"]["full_precision"]["norm.num_batches_tracked"]
+    state["model"]["full_precision"]["position_ids"] = np.arange(4)
+    for name, row in state["optimizer"].items():
+        if name != "shared_optimizer_state":
+            del row["Update_Count"]
+    del state["train_step_info"]
+    state["user_dict"] = pickle.dumps({"epoch": 2, "loss": [0.5]}).hex()
+    checkpoint.save(state, tmp_path / "file")
+    other = trainer(optim.LambConfig(lr=0.01), seed=1)
+    assert other.load_checkpoint(tmp_path / "file") == {"epoch": 2, "loss": [0.5]}
+    assert losses(made, 2, 4) == losses(other, 2, 4)
+
+
+def test_steps_of_parameters_may_differ() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(7, 5), nn.Linear(7, 5)
+            self.both = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) + self.b(x) if self.both else self.a(x)
+
+    config = optim.LambConfig(lr=0.1, lambda_coef=0.1, do_bias_correction=True)
+    torch.manual_seed(0)
+    one, other = trainer(config, model=Halves()), trainer(config, model=Halves())
+    losses(one, 0, 3)
+    one._module.module.model.both = other._module.module.model.both = True
+    losses(one, 3, 4)
+    other.load_state_dict(one.state_dict())
+    assert losses(one, 4, 7) == losses(other, 4, 7)
+
+
+def test_moments_of_halves_keep_their_32_bits(tmp_path: Path) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(7, 5, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.line(x.bfloat16()).float()
+
+    one, other = (trainer(optim.LambConfig(lr=0.01), model=Wide()) for _ in range(2))
+    losses(one, 0, 3)
+    one.save_checkpoint(tmp_path / "file")
+    other.load_checkpoint(tmp_path / "file")
+    assert losses(one, 3, 6) == losses(other, 3, 6)
+
+
+def test_a_checkpoint_within_an_update_is_of_the_update_before(tmp_path: Path) -> None:
+    options = {"batch": {"gradient_accumulation_steps": 2}}
+    one, other = (trainer(optim.SGDConfig(lr=0.1), options=options) for _ in range(2))
+    for made in (one, other):
+        made._module.module.model.norm.momentum = 0.0
+    losses(one, 0, 3)
+    one.save_checkpoint(tmp_path / "file")
+    losses(other, 7, 8)  # half an update, which loading drops
+    other.load_checkpoint(tmp_path / "file")
+    assert other.train_step_info.step == 2
+    one.load_checkpoint(tmp_path / "file")
+    assert losses(one, 3, 7) == losses(other, 3, 7)
+
+
+def test_the_scale_of_the_loss_goes_on(tmp_path: Path) -> None:
+    def scaled() -> ORTTrainer:
+        scaler = amp.DynamicLossScaler(loss_scale=1024.0, up_scale_window=2)
+        return trainer(optim.SGDConfig(), options={"mixed_precision": {"enabled": True, "loss_scaler": scaler}})
+
+    one, other = scaled(), scaled()
+    losses(one, 0, 3)
+    one.save_checkpoint(tmp_path / "file")
+    other.load_checkpoint(tmp_path / "file")
+    scalers = [made.options.mixed_precision.loss_scaler for made in (one, other)]
+    assert [s.loss_scale for s in scalers] == [2048.0, 2048.0]
+    losses(one, 3, 4), losses(other, 3, 4)
+    assert [s.loss_scale for s in scalers] == [4096.0, 4096.0]
+
+
+def test_tensors_of_the_loss_are_apart(tmp_path: Path) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss_fn = nn.Linear(7, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.loss_fn(x)
+
+    def made(weight: float) -> ORTTrainer:
+        loss = nn.CrossEntropyLoss(weight=torch.full((5,), weight))
+        return ORTTrainer(Weighted(), DESCRIPTION, optim.SGDConfig(), loss)
+
+    one, other = made(1.0), made(2.0)
+    losses(one, 0, 1)
+    assert set(one.state_dict(pytorch_format=True)) == {"loss_fn.weight", "loss_fn.bias"}
+    one.save_checkpoint(tmp_path / "file")
+    other.load_checkpoint(tmp_path / "file")
+    assert other.loss_fn.weight.tolist() == [1.0] * 5
+    Weighted().load_state_dict(checkpoint.aggregate_checkpoints([tmp_path / "file"]))
+
+
+def test_tensors_may_be_kept_in_user_dict(tmp_path: Path) -> None:
+    made = trainer(optim.SGDConfig())
+    made.save_checkpoint(tmp_path / "file", {"rng": torch.arange(3)})
+    assert made.load_checkpoint(tmp_path / "file")["rng"].tolist() == [0, 1, 2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
@@ -14,6 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ..onnx import load
 from ..options import DebugOptions
 from ..ortmodule import ORTModule
+from .checkpoint import OF_LOSS
 from .description import ModelDescription
 from .network import Network
 from .optim.config import OptimizerConfig
@@ -121,8 +123,8 @@ class OnnxNetwork(nn.Module):
 def move(module: nn.Module, options: ORTTrainerOptions) -> torch.device:
     """Put a module where it is to be; that device."""
     if options.device.id is None:
-        first = next(iter(module.state_dict().values()), torch.empty(0))
-        return first.device
+        first = next(itertools.chain(module.parameters(), module.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
     device = torch.device(options.device.id)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", options.distributed.local_rank)
@@ -131,16 +133,13 @@ def move(module: nn.Module, options: ORTTrainerOptions) -> torch.device:
 
 
 def plain(name: str) -> str:
-    """The name that the user's model has for a tensor of the module around it."""
-    return name.removeprefix("model.")
+    """The name that the user's model has for a tensor of the module around it; those of the loss begin as no other."""
+    return OF_LOSS + name.removeprefix("loss_fn.") if name.startswith("loss_fn.") else name.removeprefix("model.")
 
 
-def trained(module: nn.Module, options: ORTTrainerOptions) -> dict[str, nn.Parameter]:
-    """The parameters by all of their names, but for those that are not to change."""
-    named = [(plain(name), p) for name, p in module.named_parameters(remove_duplicate=False)]
-    parameters = dict(named)
-    if len(named) > len(parameters):
-        raise ValueError("the loss has a parameter of the name of one of the model")
+def trained(module: nn.Module, options: ORTTrainerOptions) -> tuple[dict[str, nn.Parameter], set[str]]:
+    """The parameters by all of their names, but for those that are not to change; and the names of those."""
+    parameters = {plain(name): p for name, p in module.named_parameters(remove_duplicate=False)}
     others = {plain(name) for name, _ in module.named_buffers(remove_duplicate=False)}
     for name in options.utils.frozen_weights:
         if name in parameters:
@@ -150,12 +149,14 @@ def trained(module: nn.Module, options: ORTTrainerOptions) -> dict[str, nn.Param
     found = {name: p for name, p in parameters.items() if p.requires_grad}
     if not found:
         raise ValueError("the model has no parameter to be trained")
-    return found
+    return found, parameters.keys() - found.keys() | others
 
 
-def optimizer(config: OptimizerConfig, parameters: Mapping[str, nn.Parameter], options: ORTTrainerOptions) -> Any:
+def optimizer(
+    config: OptimizerConfig, parameters: Mapping[str, nn.Parameter], frozen: Collection[str], options: ORTTrainerOptions
+) -> Any:
     """The optimizer, and the norm that gradients are clipped to before it where it has some of them alone."""
-    kind, groups, numbers = config.recipe(parameters, options.utils.grad_norm_clip)
+    kind, groups, numbers = config.recipe(parameters, frozen, options.utils.grad_norm_clip)
     if options.distributed.world_size == 1 or not options.distributed.deepspeed_zero_optimization.stage:
         return kind(groups, **numbers), None
     most = numbers.get("max_grad_norm")

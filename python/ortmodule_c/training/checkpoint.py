@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import first_lines
+
 State = dict[str, Any]
+OF_LOSS = "loss_fn:"  # begins names of tensors of the loss
 
 MODEL, PRECISION, OPTIMIZER, SHARED = "model", "full_precision", "optimizer", "shared_optimizer_state"
 OPTIONS, PROGRESS, PARTITION, USER = "trainer_options", "train_step_info", "partition_info", "user_dict"
+SCALER = "loss_scaler"
 
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write nested dicts of arrays, numbers and strings; a file that is there is replaced once all is written."""
     import h5py
 
-    target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
+    target = Path(path).resolve()
+    made = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with h5py.File(name, "w", track_order=True) as file:
+        with h5py.File(made, "w", track_order=True) as file:
             _write(file, state)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+        os.replace(made, target)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> State:
@@ -79,7 +81,8 @@ def aggregate_checkpoints(paths: Sequence[str | os.PathLike[str]], pytorch_forma
     state = joined([load(path) for path in paths])
     if not pytorch_format:
         return state
-    return {name: torch.from_numpy(np.array(array)) for name, array in state[MODEL][PRECISION].items()}
+    weights = state[MODEL][PRECISION].items()
+    return {name: torch.from_numpy(np.array(array)) for name, array in weights if not name.startswith(OF_LOSS)}
 
 
 def joined(states: Sequence[State]) -> State:
@@ -96,6 +99,8 @@ def joined(states: Sequence[State]) -> State:
     if partitioned and ranks != list(range(world)):
         raise ValueError(f"there are checkpoints of the ranks {ranks}, expected those of all {world} processes")
     whole = {**states[0], MODEL: {PRECISION: {}}, OPTIMIZER: {}}
+    if partitioned:
+        whole[OPTIONS] = {**states[0][OPTIONS], "zero_stage": 0, "world_rank": 0, "world_size": 1}
     whole.pop(PARTITION, None)
     dims = {name: row["original_dim"] for state in states for name, row in state.get(PARTITION, {}).items()}
     for name in dict.fromkeys(name for state in states for name in state[MODEL][PRECISION]):
@@ -126,27 +131,37 @@ def to_text(user_dict: Mapping[str, Any]) -> str:
     Raises
     ------
     TypeError
-        If it is made of more than dicts, lists, tuples, numbers and strings.
+        If it is made of more than dicts, lists, tuples, numbers, strings and tensors.
     """
-    text = pickle.dumps(dict(user_dict)).hex()
+    stream = io.BytesIO()
     try:
-        of_text(text)
-    except pickle.UnpicklingError as error:
-        raise TypeError(f"user_dict holds what a checkpoint does not keep: {error}") from None
-    return text
+        torch.save(dict(user_dict), stream)
+        of_text(stream.getvalue().hex())
+    except Exception as error:
+        raise TypeError(f"user_dict holds what a checkpoint does not keep: {first_lines(error)}") from error
+    return stream.getvalue().hex()
 
 
 def of_text(text: str | bytes) -> dict[str, Any]:
-    """What :func:`to_text` was given; no code of a file is run."""
-    given = text.decode() if isinstance(text, bytes) else text
-    found: dict[str, Any] = _Plain(io.BytesIO(bytes.fromhex(given))).load()
+    """What :func:`to_text` was given, or ONNX Runtime's trainer; no code of a file is run.
+
+    Raises
+    ------
+    pickle.UnpicklingError
+        If it holds anything else.
+    """
+    data = bytes.fromhex(text.decode() if isinstance(text, bytes) else text)
+    if zipfile.is_zipfile(io.BytesIO(data)):  # as torch.save writes
+        found: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+    else:
+        found = _Plain(io.BytesIO(data)).load()
     return found
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"{module}.{name} is none of dict, list, tuple, int, float, bool, str, bytes, None"
+            f"user_dict holds {module}.{name}, which may run code: aggregate_checkpoints reads a file without it"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,8 @@ class Network(nn.Module):
     model
         Takes inputs by name. Those that it does not take are labels.
     loss_fn
-        Takes what the model returns, its elements one by one if it takes so many, and labels. None: the model gives
-        the loss.
+        Takes what the model returns, its elements one by one if it needs so many arguments, and labels. None: the
+        model gives the loss.
     description
         Of inputs and outputs.
 
@@ -55,7 +54,7 @@ class Network(nn.Module):
         if labels != list(range(len(names) - len(labels), len(names))):
             raise ValueError(f"model_desc has labels before inputs of the model: {', '.join(names)}")
         self._loss = self._outputs.index(description.loss)
-        self._most = _most_arguments(loss_fn)
+        self._takes = _needed_arguments(loss_fn)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor | None, ...]:
         """The outputs; None for the loss where labels are left out."""
@@ -72,7 +71,7 @@ class Network(nn.Module):
 
     def _loss_of(self, returned: Any, labels: Sequence[Tensor]) -> Tensor:
         apart = returned if isinstance(returned, (list, tuple)) else [returned]
-        given = apart if len(apart) + len(labels) <= self._most else [returned]
+        given = apart if self._takes is None or len(apart) + len(labels) == self._takes else [returned]
         assert self.loss_fn is not None
         return self.loss_fn(*given, *labels)
 
@@ -82,18 +81,20 @@ def _arranged(model: nn.Module, names: Sequence[str], has_loss: bool) -> tuple[l
     parameters = inspect.signature(model.forward).parameters
     kinds = {p.kind for p in parameters.values()}
     by_name = {p.name: names.index(p.name) for p in parameters.values() if p.kind in _BY_NAME and p.name in names}
-    rest = [i for i, name in enumerate(names) if name not in by_name]
-    positional: list[int] = []
+    first = [p.name for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY and p.name in names]
+    positional = [names.index(name) for name in first]
+    rest = [i for i, name in enumerate(names) if name not in by_name and name not in first]
     if kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}:  # the last one is the label
         own, rest = (rest[:-1], rest[-1:]) if has_loss else (rest, [])
         if inspect.Parameter.VAR_KEYWORD in kinds:
             by_name |= {names[i]: i for i in own}
         elif own:
             before = [p.name for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-            positional = [*[by_name.pop(name) for name in before if name in by_name], *own]
+            positional += [*[by_name.pop(name) for name in before if name in by_name], *own]
     given = {*by_name, *[names[i] for i in positional]}
+    kinds_given = (*_BY_NAME, inspect.Parameter.POSITIONAL_ONLY)
     missing = [
-        p.name for p in parameters.values() if p.kind in _BY_NAME and p.default is p.empty and p.name not in given
+        p.name for p in parameters.values() if p.kind in kinds_given and p.default is p.empty and p.name not in given
     ]
     if missing or (rest and not has_loss):
         what = f"lacks {missing[0]!r}" if missing else f"has {names[rest[0]]!r}"
@@ -101,12 +102,16 @@ def _arranged(model: nn.Module, names: Sequence[str], has_loss: bool) -> tuple[l
     return positional, by_name, rest
 
 
-def _most_arguments(function: Callable[..., Any]) -> float:
+def _needed_arguments(function: Callable[..., Any]) -> int | None:
+    """How many a function cannot do without; None: it takes any number, or nothing is known of it."""
     target = function.forward if isinstance(function, nn.Module) else function
-    kinds = [p.kind for p in inspect.signature(target).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return math.inf
-    return sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return None
+    return sum(p.kind is not inspect.Parameter.KEYWORD_ONLY and p.default is p.empty for p in parameters)
 
 
 def _parts(returned: Any, names: Sequence[str]) -> list[Tensor]:
@@ -114,8 +119,11 @@ def _parts(returned: Any, names: Sequence[str]) -> list[Tensor]:
     if isinstance(returned, Tensor):
         found = [returned]
     elif isinstance(returned, Mapping):
-        by_name = all(name in returned for name in names)
-        found = [returned[name] for name in names] if by_name else list(returned.values())
+        there = [name in returned for name in names]
+        if any(there) and not all(there):
+            lacks = names[there.index(False)]
+            raise ValueError(f"the model returned {', '.join(map(str, returned))}, and model_desc has {lacks!r}")
+        found = [returned[name] for name in names] if all(there) else list(returned.values())
     elif isinstance(returned, (list, tuple)):
         found = list(returned)
     else:

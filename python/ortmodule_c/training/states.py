@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .checkpoint import MODEL, OPTIMIZER, OPTIONS, PRECISION, SHARED, State
+from .checkpoint import MODEL, OPTIMIZER, PRECISION, SHARED, State
 
 _MOMENTS = {"Moment_1": "exp_avg", "Moment_2": "exp_avg_sq"}
 _COUNT = "Update_Count"
-_STEP = "step"
+_STEP = "Step"
 
 
 def array_of(t: Tensor) -> Any:
@@ -33,67 +33,80 @@ def of_optimizer(optimizer: Optimizer, names: Mapping[Tensor, str], counts_toget
     names
         Of parameters.
     counts_together
-        Whether the steps of all parameters are one number.
+        Whether there is a number of steps that stands for all parameters, too.
     """
     state: State = {}
+    most = 0
     for p, kept in optimizer.state.items():
         moments = {theirs: array_of(kept[ours]) for theirs, ours in _MOMENTS.items() if ours in kept}
-        if not moments:
-            continue
-        steps = np.array([int(kept[_STEP]) + 1], dtype=np.int64)
-        if counts_together:
-            state[SHARED] = {_STEP: steps}
-            state[names[p]] = moments
-        else:
-            state[names[p]] = {**moments, _COUNT: steps}
+        if moments:
+            steps = int(kept["step"]) + 1
+            most = max(most, steps)
+            state[names[p]] = {**moments, _COUNT: np.array([steps], dtype=np.int64)}
+    if counts_together and state:
+        state[SHARED] = {_STEP: np.array([most], dtype=np.int64)}
     return state
 
 
-def differences(given: Any, tensors: Mapping[str, Tensor], optimizer_name: str) -> tuple[list[str], list[str]]:
-    """Names that a state lacks, and those that it has beyond a model's.
+def tensors_of(weights: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Of each tensor that a state has, it and its elements.
 
     Raises
     ------
     ValueError
-        If it is no state, is of another optimizer, or has a tensor of another shape.
+        If those are of another shape, or are no numbers.
     """
-    if not isinstance(given, Mapping) or PRECISION not in given.get(MODEL, {}):
-        raise ValueError(f"the state has no {MODEL}/{PRECISION}: it is none of a trainer")
-    name = given.get(OPTIONS, {}).get("optimizer_name", optimizer_name)
-    if given.get(OPTIMIZER) and name != optimizer_name:
-        raise ValueError(f"the state is of {name}, the trainer has {optimizer_name}")
-    weights = given[MODEL][PRECISION]
-    shapes = [(key, tensors[key], array) for key, array in weights.items() if key in tensors]
-    kept = given.get(OPTIMIZER, {})
-    for key, row in kept.items():
-        if key in tensors and not ({*_MOMENTS} <= {*row} and (_COUNT in row or _STEP in kept.get(SHARED, {}))):
-            raise ValueError(f"{key} has {', '.join(row)} in the state, expected its moments and steps")
-        shapes += [(key, tensors[key], row[kind]) for kind in _MOMENTS if key in tensors]
-    for key, t, array in shapes:
-        if tuple(np.shape(array)) != tuple(t.shape):
-            raise ValueError(f"{key} has shape {list(np.shape(array))} in the state, {list(t.shape)} in the model")
-    return [key for key in tensors if key not in weights], [key for key in weights if key not in tensors]
+    return [(t, _elements(name, weights[name], t)) for name, t in tensors.items() if name in weights]
 
 
-def load_tensors(weights: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write elements into the tensors of these names."""
-    with torch.no_grad():
-        for key, array in weights.items():
-            if key in tensors:
-                tensors[key].copy_(torch.as_tensor(np.asarray(array)))
+def states_of(
+    given: State, optimizer: Optimizer, parameters: Mapping[str, Tensor]
+) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Of each parameter that an optimizer has and a state knows, what the optimizer is to keep of it.
 
-
-def load_optimizer(given: State, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """Let it go on from a state; it forgets what it has of parameters of which that says nothing."""
-    shared = given.get(SHARED, {}).get(_STEP)
+    Raises
+    ------
+    ValueError
+        If a parameter lacks moments or steps, or they are of another shape, or are no numbers.
+    """
+    shared = next((v for k, v in given.get(SHARED, {}).items() if k.lower() == _STEP.lower()), None)
     here = {p for group in optimizer.param_groups for p in group["params"]}
-    for p in here:
-        optimizer.state.pop(p, None)
+    found = []
     for name, p in parameters.items():
-        row = given.get(name) if p in here else None
-        if row is None:
+        row = given.get(name)
+        if row is None or p not in here:
             continue
-        steps = shared if shared is not None else row[_COUNT]
-        kept = {ours: torch.as_tensor(np.array(row[theirs])).to(p) for theirs, ours in _MOMENTS.items()}
-        count = float(np.ravel(steps)[0]) - 1
-        optimizer.state[p] = {_STEP: torch.tensor(count, dtype=torch.float32, device=p.device), **kept}
+        steps = row.get(_COUNT, shared)
+        if not {*_MOMENTS} <= {*row} or steps is None or np.size(steps) != 1:
+            raise ValueError(f"{name} has {', '.join(row)} in the state, expected its moments and steps")
+        kept = {ours: _elements(name, row[theirs], p) for theirs, ours in _MOMENTS.items()}
+        count = float(_elements(name, np.reshape(steps, ()), torch.zeros(()))) - 1
+        found.append((p, {"step": torch.tensor(count, dtype=torch.float32, device=p.device), **kept}))
+    return found
+
+
+def _elements(name: str, array: Any, like: Tensor) -> Tensor:
+    """An array on a tensor's device; in its dtype, unless that is of 16 bits and the array of more."""
+    if tuple(np.shape(array)) != tuple(like.shape):
+        raise ValueError(f"{name} has shape {list(np.shape(array))} in the state, {list(like.shape)} in the model")
+    try:
+        elements = torch.as_tensor(np.array(array))
+    except TypeError:
+        raise ValueError(f"{name} has {type(array).__name__} of {np.asarray(array).dtype} in the state") from None
+    keeps = like.is_floating_point() and elements.is_floating_point() and like.dtype.itemsize < 4
+    return elements.to(like.device, elements.dtype if keeps else like.dtype)
+
+
+def differences(
+    given: State, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
+    """Names that a state lacks, and those that it has beyond a model's.
+
+    A tensor of several names needs one of them. Whole numbers, such as a count of batches or positions, may be there
+    or not: files of ONNX Runtime have what its export used.
+    """
+    weights, rows = given[MODEL][PRECISION], given.get(OPTIMIZER, {})
+    there = {id(t) for name, t in tensors.items() if name in weights}
+    missing = [n for n, t in tensors.items() if n not in weights and id(t) not in there and t.is_floating_point()]
+    unknown = [n for n, a in weights.items() if n not in tensors and np.asarray(a).dtype.kind not in "iub"]
+    return missing, unknown + [f"{OPTIMIZER}/{n}" for n in rows if n not in parameters and n != SHARED]

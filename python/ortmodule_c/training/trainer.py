@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..onnx.export import Names, export, write
 from ..optim import clip_grad_norm_
 from . import building, checkpoint, states
 from .amp import DynamicLossScaler
-from .checkpoint import MODEL, OPTIMIZER, OPTIONS, PRECISION, PROGRESS, USER, State
+from .checkpoint import MODEL, OF_LOSS, OPTIMIZER, OPTIONS, PRECISION, PROGRESS, SCALER, USER, State
 from .description import ModelDescription
 from .info import TrainStepInfo
 from .network import Network
@@ -27,6 +28,7 @@ from .optim.config import LambConfig, OptimizerConfig
 from .options import ORTTrainerOptions
 
 Results = Tensor | list[Tensor]
+_COUNTS = ("optimization_step", "step")
 
 
 class ORTTrainer:
@@ -94,7 +96,7 @@ class ORTTrainer:
         self.train_step_info = TrainStepInfo(optim_config)
         building.check(self.options)
         paths = vars(self.options.debug.graph_save_paths)
-        self._paths = {building.STAGES[name]: path for name, path in paths.items() if path}
+        self._paths = {name: path for name, path in paths.items() if path}
         self._files = tempfile.TemporaryDirectory() if self._paths else None
         self._n_labels = 0
         self._seen: list[tuple[torch.Size, torch.dtype]] | None = None  # inputs of the last step
@@ -109,17 +111,25 @@ class ORTTrainer:
             self._module = building.of_onnx(model, self.model_desc, self.options)
         self._device = building.move(self._module, self.options)
         self._module.train()
-        self._parameters = building.trained(self._module, self.options)
+        self._parameters, frozen = building.trained(self._module, self.options)
         self._called = (
-            DistributedDataParallel(self._module) if self.options.distributed.world_size > 1 else self._module
+            DistributedDataParallel(self._module, find_unused_parameters=True)
+            if self.options.distributed.world_size > 1
+            else self._module
         )
-        self._optimizer, self._max_norm = building.optimizer(optim_config, self._parameters, self.options)
+        self._optimizer, self._max_norm = building.optimizer(optim_config, self._parameters, frozen, self.options)
+        self._optimizer.zero_grad()
         precision = self.options.mixed_precision
         scales = precision.enabled and precision.dtype == "fp16"
         self._loss_scaler = (precision.loss_scaler or DynamicLossScaler()) if scales else None
         # It divides, and looks for what is not finite; how the scale goes on is the business of the other.
         self._scaler = torch.amp.GradScaler(self._device.type, growth_interval=2**31 - 1, enabled=scales)
         self._scaler.scale(torch.ones((), device=self._device))
+
+    @property
+    def _train_step_info(self) -> TrainStepInfo:
+        """Under the name by which programs set `fetches` in ONNX Runtime."""
+        return self.train_step_info
 
     # ---- steps ----
 
@@ -141,26 +151,36 @@ class ORTTrainer:
         TypeError, ValueError
             If inputs or outputs are not as they are described, or the description has no loss of one number.
         """
-        info, batch = self.train_step_info, self.options.batch
+        info, every = self.train_step_info, self.options.batch.gradient_accumulation_steps
         if self.model_desc.loss is None:
             raise ValueError("model_desc says of no output that it is the loss")
         inputs, sizes = self._inputs(args, kwargs, 0)
         names = self._fetched()
-        updates = (info.step + 1) % batch.gradient_accumulation_steps == 0
-        with self._apart(updates):
-            outputs = self._outputs(self._called(*inputs), sizes)
-            loss = outputs[self.model_desc.loss]
-            if loss.numel() != 1:
-                raise ValueError(f"the loss {self.model_desc.loss!r} has shape {list(loss.shape)}, expected one number")
-            scheduler = self.options.lr_scheduler
-            lr = self.optim_config.lr if scheduler is None else scheduler._step(info)[0]
-            if self._loss_scaler is not None and info.step % batch.gradient_accumulation_steps == 0:
-                self._scaler.update(self._loss_scaler.loss_scale)
-            self._scaler.scale(loss.reshape(()) / batch.gradient_accumulation_steps).backward()
         info.step += 1
+        updates = info.step % every == 0
+        with torch.enable_grad(), self._apart(updates):
+            try:
+                outputs = self._outputs(self._called(*inputs), sizes)
+                loss = outputs[self.model_desc.loss]
+                if loss.numel() != 1:
+                    shape = list(loss.shape)
+                    raise ValueError(f"the loss {self.model_desc.loss!r} has shape {shape}, expected one number")
+            except BaseException:
+                info.step -= 1
+                raise
+            try:
+                results = self._chosen(outputs, names)
+                if self._loss_scaler is not None and (info.step - 1) % every == 0:
+                    self._scaler.update(self._loss_scaler.loss_scale)
+                self._scaler.scale(loss.reshape(()) / every).backward()
+                if updates:
+                    self._update()
+            except BaseException:
+                self._start_over()
+                raise
         if updates:
-            self._update(lr)
-        return self._chosen(outputs, names)
+            self._save_graphs()
+        return results
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Results:
         """Forward, as in evaluation.
@@ -180,13 +200,20 @@ class ORTTrainer:
             outputs = self._outputs(self._module(*inputs), sizes)
         return self._chosen(outputs, names)
 
-    def _update(self, lr: float) -> None:
-        info = self.train_step_info
+    def _start_over(self) -> None:
+        """Forget what was added up since the last update."""
+        every, info = self.options.batch.gradient_accumulation_steps, self.train_step_info
+        info.step = (info.step - 1) // every * every
+        self._optimizer.zero_grad()
+
+    def _update(self) -> None:
+        info, scheduler = self.train_step_info, self.options.lr_scheduler
+        found: Any = self.optim_config.lr if scheduler is None else scheduler._step(info)
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = float(found[0] if isinstance(found, (list, tuple)) else found)
         if self._max_norm is not None:
             self._scaler.unscale_(self._optimizer)
-            clip_grad_norm_(self._parameters.values(), self._max_norm)
+            clip_grad_norm_(dict.fromkeys(self._parameters.values()), self._max_norm)
         self._scaler.step(self._optimizer)
         self._optimizer.zero_grad()
         if self._loss_scaler is not None:
@@ -195,7 +222,6 @@ class ORTTrainer:
             info.all_finite = self._scaler.get_scale() >= before
             self._loss_scaler.update(info)
         info.optimization_step += info.all_finite
-        self._save_graphs()
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], n_optional: int) -> tuple[list[Tensor], Any]:
         """The inputs in order, where the model is, and sizes by their names."""
@@ -234,7 +260,7 @@ class ORTTrainer:
         return outputs
 
     def _chosen(self, outputs: Mapping[str, Tensor], names: list[str]) -> Results:
-        found = [outputs[name].detach() for name in names]
+        found = [_kept(outputs[name]) for name in names]
         return found[0] if len(found) == 1 else found
 
     def _apart(self, updates: bool) -> contextlib.AbstractContextManager[None]:
@@ -256,14 +282,16 @@ class ORTTrainer:
                 m.training = was
 
     def _save_graphs(self) -> None:
-        if self._files is None:
+        files, self._files = self._files, None
+        if files is None:
             return
-        for stage, path in self._paths.items():
-            written = Path(self._files.name, f"graph_{stage}_training.onnx")
-            if written.exists():
-                shutil.copy(written, path)
-        self._files.cleanup()
-        self._files = None
+        with files as folder:
+            for name, path in self._paths.items():
+                written = Path(folder, f"graph_{building.STAGES[name]}_training.onnx")
+                if not written.exists():
+                    warnings.warn(f"{name} is not written: the model has no such graph as a whole", stacklevel=3)
+                else:
+                    shutil.copy(written, path)
 
     # ---- files and state ----
 
@@ -286,17 +314,18 @@ class ORTTrainer:
         n = len(self.model_desc.inputs) - self._n_labels
         inputs = [i.name for i in self.model_desc.inputs[:n]]
         outputs = [o.name for o in self.model_desc.outputs if not (o.is_loss and self._n_labels)]
-        example = tuple([torch.zeros(shape, dtype=dtype, device=self._device) for shape, dtype in self._seen[:n]])
-        axes = {
-            f"inputs[{i}]": [a for a, size in enumerate(described.shape) if isinstance(size, str) and shape[a] > 1]
-            for i, (described, (shape, _)) in enumerate(zip(self.model_desc.inputs, self._seen[:n], strict=False))
-        }
+        example, axes = [], {}
+        for i, (described, (shape, dtype)) in enumerate(zip(self.model_desc.inputs, self._seen[:n], strict=False)):
+            axes[f"inputs[{i}]"] = {a: size for a, size in enumerate(described.shape) if isinstance(size, str)}
+            sizes = [max(d, 2) if isinstance(size, str) else d for d, size in zip(shape, described.shape, strict=True)]
+            example.append(torch.zeros(sizes, dtype=dtype, device=self._device))
         names = Names(inputs, outputs, building.plain)
-        write(export(self._module, example, axes, names=names), path)
+        write(export(self._module, tuple(example), axes, names=names), path)
 
     def _tensors(self) -> dict[str, Tensor]:
+        own = {id(t) for t in [*self._module.parameters(), *self._module.buffers()]}
         state = self._module.state_dict(keep_vars=True)
-        return {building.plain(name): t for name, t in state.items() if isinstance(t, Tensor)}
+        return {building.plain(name): t for name, t in state.items() if id(t) in own}
 
     def _own_optimizer(self) -> Any:
         """The one that holds the state of the parameters that this process updates."""
@@ -314,12 +343,15 @@ class ORTTrainer:
         -------
         dict
             Copies, of tensors in that case. Otherwise nested dicts: ``model/full_precision`` has arrays by name,
-            ``optimizer`` the moments and steps of each weight that this process updates, ``trainer_options`` and
-            ``train_step_info`` numbers.
+            ``optimizer`` the moments and steps of each weight that this process updates, ``trainer_options``,
+            ``train_step_info`` and ``loss_scaler`` numbers. Gradients that no update has taken are not part of it: it
+            is as after the last update, but for buffers.
         """
         if pytorch_format:
-            return {name: t.detach().clone() for name, t in self._tensors().items()}
+            tensors = self._tensors().items()
+            return {name: t.detach().clone() for name, t in tensors if not name.startswith(OF_LOSS)}
         parallel, info = self.options.distributed, self.train_step_info
+        unfinished = info.step % self.options.batch.gradient_accumulation_steps
         names: dict[Tensor, str] = {p: name for name, p in reversed(self._parameters.items())}
         together = isinstance(self.optim_config, LambConfig)
         return {
@@ -334,18 +366,21 @@ class ORTTrainer:
                 "horizontal_parallel_size": 1,
                 "optimizer_name": self.optim_config.name,
             },
-            PROGRESS: {"optimization_step": info.optimization_step, "step": info.step},
+            PROGRESS: {"optimization_step": info.optimization_step, "step": info.step - unfinished},
+            **({} if self._loss_scaler is None else {SCALER: self._loss_scaler.state_dict()}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on from what :meth:`state_dict` gave, of this trainer or of one of the same model and optimizer.
+
+        Gradients that no update has taken are dropped.
 
         Parameters
         ----------
         state_dict
             Of all processes together, where each has a part of the optimizer's state.
         strict
-            Whether it must have all tensors of the model and no others.
+            Whether it must have all tensors of the model, by one of their names, and no others, but for whole numbers.
 
         Raises
         ------
@@ -354,15 +389,34 @@ class ORTTrainer:
         ValueError
             If it is no such state, is of another optimizer, or has a tensor of another shape. Nothing has changed then.
         """
-        tensors = self._tensors()
-        missing, unexpected = states.differences(state_dict, tensors, self.optim_config.name)
+        if not isinstance(state_dict, Mapping) or PRECISION not in state_dict.get(MODEL, {}):
+            raise ValueError(f"the state has no {MODEL}/{PRECISION}: it is none of a trainer")
+        given: State = dict(state_dict)
+        kind = given.get(OPTIONS, {}).get("optimizer_name", self.optim_config.name)
+        if OPTIMIZER in given and kind != self.optim_config.name:
+            raise ValueError(f"the state is of {kind}, the trainer has {self.optim_config.name}")
+        tensors, optimizer = self._tensors(), self._own_optimizer()
+        missing, unexpected = states.differences(given, tensors, self._parameters)
         if strict and (missing or unexpected):
             raise RuntimeError(f"the state lacks {missing or 'nothing'}, and has {unexpected or 'nothing'} beside")
-        states.load_tensors(state_dict[MODEL][PRECISION], tensors)
-        if OPTIMIZER in state_dict:
-            states.load_optimizer(state_dict[OPTIMIZER], self._own_optimizer(), self._parameters)
-        for name, value in state_dict.get(PROGRESS, {}).items():
-            setattr(self.train_step_info, name, int(value))
+        weights = states.tensors_of(given[MODEL][PRECISION], tensors)
+        moments = states.states_of(given.get(OPTIMIZER, {}), optimizer, self._parameters)
+        progress = {name: int(given[PROGRESS][name]) for name in _COUNTS if name in given.get(PROGRESS, {})}
+        if any(n < 0 for n in progress.values()):
+            raise ValueError(f"the state has {PROGRESS} {progress}")
+        if self._loss_scaler is not None:
+            self._loss_scaler.load_state_dict(given.get(SCALER, {}))
+        with torch.no_grad():
+            for t, elements in weights:
+                t.copy_(elements)
+        if OPTIMIZER in given:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    optimizer.state.pop(p, None)
+            optimizer.state.update(moments)
+        for name, value in progress.items():
+            setattr(self.train_step_info, name, value)
+        self._optimizer.zero_grad()
 
     def save_checkpoint(
         self,
@@ -380,7 +434,7 @@ class ORTTrainer:
         path
             An HDF5 file, replaced if it is there.
         user_dict
-            What is to be had back from :meth:`load_checkpoint`: dicts, lists, tuples, numbers and strings.
+            What is to be had back from :meth:`load_checkpoint`: dicts, lists, tuples, numbers, strings and tensors.
         include_optimizer_states
             False: the file has no moments.
         """
@@ -410,8 +464,18 @@ class ORTTrainer:
         ------
         FileNotFoundError, RuntimeError, ValueError
             If a file is none, or as of :meth:`load_state_dict`.
+        pickle.UnpicklingError
+            If its `user_dict`, one of ONNX Runtime's, holds more than :meth:`save_checkpoint` takes. Nothing has
+            changed then; ``load_state_dict(checkpoint.aggregate_checkpoints(paths, pytorch_format=False))`` goes on
+            without it.
         """
         state = checkpoint.joined([checkpoint.load(path) for path in paths])
         kept = checkpoint.of_text(state[USER]) if USER in state else {}
         self.load_state_dict(state, strict)
         return kept
+
+
+def _kept(t: Tensor) -> Tensor:
+    """A result that no update changes."""
+    is_of_model = (t.requires_grad and t.is_leaf) or t._base is not None
+    return t.detach().clone() if is_of_model else t.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ class LossScaler:
     def update(self, train_step_info: TrainStepInfo) -> float:
         """Set the scale of the next step by how this one went; the scale."""
         return self.loss_scale
+
+    def state_dict(self) -> dict[str, float]:
+        """What it goes on from."""
+        return {"loss_scale": self.loss_scale}
+
+    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+        """Go on from what :meth:`state_dict` gave; what it does not say stays."""
+        self.loss_scale = _scale("loss_scale", float(state_dict.get("loss_scale", self.loss_scale)))
 
 
 class DynamicLossScaler(LossScaler):
@@ -73,7 +82,18 @@ class DynamicLossScaler(LossScaler):
         self.max_loss_scale = _scale("max_loss_scale", max_loss_scale)
         if self.min_loss_scale > self.max_loss_scale:
             raise ValueError(f"min_loss_scale is {min_loss_scale}, above max_loss_scale={max_loss_scale}")
+        if not self.min_loss_scale <= self.loss_scale <= self.max_loss_scale:
+            raise ValueError(f"loss_scale is {loss_scale}, expected {min_loss_scale} to {max_loss_scale}")
         self._finite_steps = 0
+
+    def state_dict(self) -> dict[str, float]:
+        """What it goes on from."""
+        return {**super().state_dict(), "finite_steps": self._finite_steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+        """Go on from what :meth:`state_dict` gave; what it does not say stays."""
+        super().load_state_dict(state_dict)
+        self._finite_steps = int(state_dict.get("finite_steps", self._finite_steps))
 
     def reset(self) -> None:
         """Start again at the first scale, and a window."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -44,13 +44,15 @@ class OptimizerConfig:
         """The numbers of parameters that are in no group."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "params"}
 
-    def recipe(self, parameters: Mapping[str, nn.Parameter], clips: bool) -> Recipe:
+    def recipe(self, parameters: Mapping[str, nn.Parameter], frozen: Collection[str], clips: bool) -> Recipe:
         """What the optimizer of these parameters is made of, those that a group names in that group.
 
         Parameters
         ----------
         parameters
             By all names that they have, those to be trained.
+        frozen
+            Names of others, which groups may have too.
         clips
             Whether gradients are clipped.
 
@@ -63,8 +65,10 @@ class OptimizerConfig:
         for i, group in enumerate(self.params):
             chosen = []
             for name in group["params"]:
+                if name in frozen:
+                    continue
                 if name not in parameters:
-                    raise ValueError(f"params[{i}] names {name!r}, which is no parameter to be trained")
+                    raise ValueError(f"params[{i}] names {name!r}, which is no parameter of the model")
                 if parameters[name] not in left:
                     raise ValueError(f"params[{i}] names {name!r}, which is there before")
                 del left[parameters[name]]
