@@ -30,7 +30,7 @@ def compare(model: ModelProto, graph: WholeGraph, module: nn.Module, terms: Term
         where = ", ".join(f"{name} = {n}" for name, n in sizes.items())
         try:
             with torch.no_grad():
-                found = ours(*leaves)
+                found = ours(*[t.cpu() for t in leaves])
         except NotExportable:
             if not sizes:  # an op without a kernel: nothing is known
                 return
@@ -66,7 +66,7 @@ def _given(module: nn.Module, terms: Terms, graph: WholeGraph, leaves: Sequence[
     args, kwargs = unflatten(graph.spec, iter([t.clone() for t in leaves]))
     try:
         with in_mode(module, graph.mode == "training"), torch.no_grad():
-            return flatten(terms.call(module, *args, **kwargs))[0]
+            return [t.cpu() for t in flatten(terms.call(module, *args, **kwargs))[0]]
     except Exception:
         return None
 
