@@ -53,6 +53,9 @@ LOSSES = {
     "hinge embedding": Row(lambda x: F.hinge_embedding_loss(x, torch.ones_like(x), reduction="none")),
     "margin ranking": Row(lambda x, y: F.margin_ranking_loss(x, y, torch.ones_like(x), reduction="none"), B),
     "poisson": Row(lambda x, y: F.poisson_nll_loss(x, y, reduction="none"), B, floor=1),
+    "poisson, full": Row(
+        lambda x, y: F.poisson_nll_loss(x, y, log_input=False, full=True, reduction="none"), B, ulps=8, floor=1
+    ),
     "gaussian": Row(
         lambda x, y: F.gaussian_nll_loss(x, y, x.detach().abs() + 1, reduction="none"), B, floor=1, broken=True
     ),

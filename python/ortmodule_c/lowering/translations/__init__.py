@@ -1,11 +1,25 @@
 """Training-exact translations of ATen ops, by family."""
 
-from . import conv, division, elementwise, indexing, interpolation, losses, nn, recurrent, reduce, shape
+from . import (
+    conv,
+    copies,
+    division,
+    elementwise,
+    indexing,
+    interpolation,
+    losses,
+    nn,
+    recurrent,
+    reduce,
+    shape,
+    special,
+)
 from .registry import TABLE
 
 __all__ = [
     "TABLE",
     "conv",
+    "copies",
     "division",
     "elementwise",
     "indexing",
@@ -15,4 +29,5 @@ __all__ = [
     "recurrent",
     "reduce",
     "shape",
+    "special",
 ]

@@ -51,6 +51,7 @@ _UNARY = {
     aten.tan.default: "Tan",
     aten.tanh.default: "Tanh",
 }
+_ROUNDING = ("Ceil", "Floor", "Round")
 _WITH_NUMBERS = ("Mul", "Div", "FloorDiv")  # take a number as it is; others round it to the dtype of the result first
 
 _BINARY = {
@@ -127,6 +128,8 @@ def _unary(op: str) -> Any:
         dtype = result_dtype(b)
         if dtype == torch.bool and op != "Sign":
             raise Unsupported("arithmetic on bools")
+        if op in _ROUNDING and not dtype.is_floating_point:
+            return x
         return b.emit(op, b.cast(x, dtype))
 
     return translate
@@ -533,17 +536,6 @@ def addcdiv(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
 @translates(aten.softplus.default)
 def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
     return b.emit("Softplus", x, beta=float(beta), threshold=float(threshold))
-
-
-@translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
-def xlogy(b: Builder, x: Any, y: Any) -> Val:
-    dtype = result_dtype(b)
-    x, y = b.scalar(x, dtype), b.scalar(y, dtype)
-    if x.grad or y.grad:
-        raise Unsupported("the gradient of xlogy")
-    zero = b.const(0.0, dtype)
-    nothing = b.emit("And", b.emit("Equal", x, zero), b.emit("Equal", y, y))
-    return b.emit("Where", nothing, zero, b.emit("Mul", x, b.emit("Log", y)))
 
 
 @translates(aten._prelu_kernel.default)

@@ -1,6 +1,8 @@
 """Losses: of numbers, of classes, with a margin."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -195,6 +197,29 @@ def bce_with_logits(
         return b.emit("Mul", v, slope)
 
     return _weighted(b, loss, weight, reduction, (x, of_x), (target, of_target))
+
+
+@translates(aten.poisson_nll_loss.default)
+def poisson_nll(b: Builder, x: Val, target: Val, log_input: bool, full: bool, eps: float, reduction: int) -> Val:
+    """exp(x) - t x, or x - t log(x + eps); `full` adds Stirling's t log(t) - t + log(2 pi t) / 2 where t > 1."""
+    if x.dtype != target.dtype and (x.grad or target.grad):
+        raise Unsupported(f"{b.aten_name} of two dtypes")
+
+    def times(v: Any, w: Any) -> Val:
+        return arithmetic(b, "Mul", v, w)
+
+    dtype = need_float(result_dtype(b))
+    x, target = b.cast(x, dtype), b.cast(target, dtype)
+    if log_input:
+        loss = b.emit("Sub", b.emit("Exp", x), times(target, x))
+    else:
+        loss = b.emit("Sub", x, times(target, b.emit("Log", arithmetic(b, "Add", x, eps))))
+    if full:
+        rest = b.emit("Sub", times(target, b.emit("Log", target)), target)
+        rest = b.emit("Add", rest, times(b.emit("Log", times(target, 2 * math.pi)), 0.5))
+        few = b.emit("LessOrEqual", target, b.const(1.0, dtype))
+        loss = b.emit("Add", loss, b.emit("Where", few, b.const(0.0, dtype), rest))
+    return reduce_loss(b, loss, reduction)
 
 
 # Losses of classes
