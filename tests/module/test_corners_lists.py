@@ -11,6 +11,7 @@ from corners import INF, NAN, Row, cases, finite, lists, tame
 from ortmodule_c import ORTModule
 from wrapped import Function
 
+LABELS = torch.tensor([[0, -1, 2, 3], [1, 2, -1, 0], [3, 3, 1, -1], [-1, 0, 0, 0], [0, 1, 2, 3], [2, -1, 0, 1]] * 4)
 CLASSES = torch.tensor([0, 1, 2, 3] * 6)
 LISTS = {
     "sum": Row(lambda x: x.sum(1)),
@@ -94,13 +95,40 @@ LISTS = {
     "average pool 2d": Row(lambda x: F.avg_pool2d(x[None], 3, 2, 1, count_include_pad=False), floor=1, values=tame),
     "average pool 3d": Row(lambda x: F.avg_pool3d(x[None, None], (1, 2, 2), 1, (0, 1, 1)), floor=1, values=tame),
     "adaptive average pool": Row(lambda x: F.adaptive_avg_pool1d(x[:, None], 3)),
-    "adaptive max pool": Row(lambda x: F.adaptive_max_pool1d(x[:, None], 3)),
+    "adaptive max pool": Row(
+        lambda x: [F.adaptive_max_pool1d(x[:, None], n, return_indices=k) for n, k in ((3, False), (1, False))]
+    ),
+    "adaptive max pool, indices": Row(lambda x: F.adaptive_max_pool2d(x.reshape(4, 4, 6), (2, 3), return_indices=True)),
+    "columns": Row(lambda x: F.unfold(x.reshape(2, 2, 4, 6), (2, 3), (1, 2), (1, 2))),
+    "columns, summed": Row(lambda x: (F.fold(x.reshape(1, 8, 12), (4, 5), 2), F.fold(x.reshape(1, 8, 12), (3, 7), 2))),
+    "multi margin": Row(lambda x: F.multi_margin_loss(x, CLASSES, reduction="none")),
+    "squared multi margin": Row(
+        lambda x: F.multi_margin_loss(x, CLASSES, 2, 0.5, torch.tensor([0, 1, 2, 0.5]).to(x), reduction="none")
+    ),
+    "multilabel margin": Row(lambda x: F.multilabel_margin_loss(x, LABELS, reduction="none")),
     "conv": Row(lambda x: F.conv1d(x[:, None], torch.ones(2, 1, 3, dtype=x.dtype), padding=1)),
     "linear": Row(lambda x: F.linear(x, torch.ones(2, 4, dtype=x.dtype))),
     "matmul": Row(lambda x: x @ x[:4], floor=1, values=tame),
     "gather": Row(
         lambda x: (x.gather(1, CLASSES[:, None]), x[[-1, 0, -24]], x.take_along_dim(x.argmax(1)[:, None], 1))
     ),
+    "taken": Row(lambda x: (x.take(torch.tensor([[3, -1], [3, 50]])), x[0, 0].gather(0, torch.tensor([0])))),
+    "put": Row(
+        lambda x: (
+            x.index_put((torch.tensor([3, 0, -2, 3]),), x[:4] * 2),
+            x.index_copy(0, torch.tensor([3, 0, 5, 3]), x[:4] * 2),
+            x.index_fill(0, torch.tensor([3, 0, -1]), x[0, 0].detach()),
+            x.put(torch.tensor([3, 0, -2, 3]), x[0] * 2),
+            x.diagonal_scatter(x[0, :3], 1),
+        )
+    ),
+    "numbers among others": Row(lambda x: (x.nanmean(1), x.nanmean(), x.nanmean(0, keepdim=True))),
+    "both extremes": Row(lambda x: (*x.aminmax(dim=1), *x.aminmax(), *x[0, 0].aminmax(dim=0)), signed_zeros=False),
+    "differences": Row(lambda x: (x.diff(n=2), x.diff(n=3, prepend=x[:, :1]))),
+    "cross": Row(lambda x: torch.linalg.cross(x[:, :3], x.flip(0)[:, 1:]), floor=1, values=tame),
+    "addr": Row(lambda x: torch.addr(x, x[:, 0], x[1], beta=0.3, alpha=0.7), floor=1, values=tame),
+    "blocks": Row(lambda x: (torch.block_diag(x[0], x[:, :2], x[0, 0]), x.roll(5), x.repeat_interleave(3))),
+    "cut off and padded": Row(lambda x: [F.pad(x[None], (-1, 2), m) for m in ("circular", "reflect", "replicate")]),
     "scatter": Row(lambda x: torch.zeros_like(x).scatter_add(1, CLASSES[:, None], x[:, :1])),
     "index add": Row(lambda x: torch.zeros_like(x).index_add(0, CLASSES, x)),
     "expand and reduce": Row(lambda x: (x[:, None] * x.flip(0)[:, :, None]).sum(1), floor=1),

@@ -18,6 +18,7 @@ from wrapped import Function, assert_same_step, pair
 
 IDS = torch.tensor([[1, 2, 2], [1, 1, 6]])
 CLASSES = torch.tensor([0, 5, -100, 2])
+LABELS = torch.tensor([[0, 5, -1, 2, 1, 1], [-1, 0, 0, 0, 0, 0], [3, 3, 2, -1, -1, 0], [5, 4, 3, 2, 1, 0]])
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.1, 0.7, 1.5])
 MASK = torch.ones(4, 4, dtype=torch.bool).tril(-1)
 BIAS = torch.full((4, 4), -torch.inf).triu(1)
@@ -141,7 +142,32 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.gather(1, CORNERS),
         y.take_along_dim(y.argmax(1, keepdim=True), 1),
     ),
-    "put by index": lambda y: (y.scatter(1, CORNERS, 2.5), y.index_fill(1, torch.tensor([0, -1]), 2.5)),
+    "put by index": lambda y: (
+        y.scatter(1, CORNERS, 2.5),
+        y.index_fill(1, torch.tensor([0, -1]), 2.5),
+        y.index_fill(1, torch.tensor([0, 3]), torch.tensor(2.5)),
+        y.index_copy(1, torch.tensor([4, 0, 4]), y[:, :3] * 2),
+        torch.ops.aten.index_put(y, [None, torch.tensor([[4, -6], [4, 1]])], y[:, :4].unflatten(1, (2, 2))),
+        y[0].put(torch.tensor([4, 0, -2]), y[0, :3] * 2),
+        y[0].put(torch.tensor([4, 0, -2]), y[0, :3] * 2, accumulate=True),
+    ),
+    "put along a diagonal": lambda y: (
+        y[:4].diagonal_scatter(y[0, :4]),
+        y[:4].diagonal_scatter(y[0, :3], -1),
+        y[:2, :4].expand(3, 2, 4).diagonal_scatter(y[:2, :3].T, 1, 1, 2),
+        torch.block_diag(y, y[0], y[0, 0]),
+    ),
+    "taken": lambda y: (y.take(torch.tensor([[3, -1], [3, 5]])), y[0, 0].gather(0, torch.tensor([0, 0])), y.roll(2)),
+    "cut off and padded": lambda y: [
+        F.pad(y[None], pad, mode)
+        for pad in ((-1, 2), (2, -2), (-1, -1))
+        for mode in ("circular", "reflect", "replicate")
+    ],
+    "columns of images": lambda y: (
+        F.unfold(y[:4].reshape(2, 1, 2, 6), (2, 3), (1, 2), (1, 2)),
+        F.fold(y[:4].reshape(1, 4, 6), (3, 4), 2),
+        F.fold(y[:2].reshape(4, 3), (2, 5), 2, dilation=(1, 2)),
+    ),
     "put by a mask": lambda y: (
         y.index_put((y[:, 0] > 0,), y[0] * 2),
         y.index_put((y > 0,), torch.tensor(2.5)),
@@ -168,6 +194,10 @@ REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "similarity": lambda y: (F.cosine_similarity(y, y[:1]), F.cosine_similarity(y, y * 2 + 1, dim=0, eps=3.0)),
     "trace": lambda y: ((y.T @ y).trace(), y.trace()),
     "norms": lambda y: (y.norm(), y.norm(p=1, dim=1), F.normalize(y), y.logsumexp(1)),
+    "of scalars": lambda y: (y[0, 0].softmax(0), y[0, 1].log_softmax(0), y[0, 2].unfold(0, 1, 1)),
+    "numbers among others": lambda y: (y.log().nanmean(1), *y.aminmax(), *y.aminmax(dim=1, keepdim=True)),
+    "differences": lambda y: (y.diff(n=2), y.diff(n=0), y.diff(n=3, prepend=y[:, :1]), (y > 0).diff()),
+    "of vectors": lambda y: (torch.linalg.cross(y[:, :3], y[:1, 3:]), torch.addr(y[:, :6], y[:, 0], y[0], alpha=2)),
     "scans": lambda y: (y.cumsum(1), torch.diff(y, dim=1), (y * 3).int().cumsum(1, dtype=torch.int32)),
     "truth": lambda y: (y, (y > 0).any(1), (y > 0).all(), (y > -9).all(1, keepdim=True)),
     "products": lambda y: (y @ y[0], y[0] @ y[1], torch.bmm(y[:, :, None], y[:, None])),
@@ -191,6 +221,10 @@ LOSSES: dict[str, Callable[..., Any]] = {
         y, x.sigmoid(), WEIGHTS, reduction=r, pos_weight=WEIGHTS + 1
     ),
     "bce with logits at 0": lambda y, x, r: F.binary_cross_entropy_with_logits(y * 0, x.sigmoid(), reduction=r),
+    "soft margin": lambda y, x, r: F.soft_margin_loss(y, x.detach().sign(), reduction=r),
+    "multi margin": lambda y, x, r: F.multi_margin_loss(y, CLASSES.relu(), weight=WEIGHTS, reduction=r),
+    "squared multi margin": lambda y, x, r: F.multi_margin_loss(y, CLASSES.relu(), 2, 0.5, reduction=r),
+    "multilabel margin": lambda y, x, r: F.multilabel_margin_loss(y, LABELS, reduction=r),
     "margin ranking": lambda y, x, r: F.margin_ranking_loss(y, x, x.detach().sign(), 0.3, reduction=r),
     "hinge": lambda y, x, r: F.hinge_embedding_loss(y, x.detach().sign().long(), 0.7, reduction=r),
     "cosine embedding": lambda y, x, r: F.cosine_embedding_loss(y, x, x.detach()[:, 0].sign(), 0.1, reduction=r),
@@ -282,6 +316,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (2, 2, 3, 5, 6),
     ),
     "global pool 3d": (lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.AdaptiveAvgPool3d(1)), (2, 2, 3, 5, 6)),
+    "adaptive max pool": (after_conv(nn.AdaptiveMaxPool2d((7, 1))), (2, 3, 9, 9)),
+    "adaptive max pool 3d": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.AdaptiveMaxPool3d((2, 1, 3))),
+        (2, 2, 4, 5, 6),
+    ),
     "adaptive pool": (after_conv(nn.AdaptiveAvgPool2d((2, 3))), (2, 3, 9, 9)),
     "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)), (4, 5)),
     "batch norm, momentum": (lambda: nn.BatchNorm2d(3, momentum=0.3), (2, 3, 4, 4)),

@@ -8,11 +8,13 @@ from . import (
     indexing,
     interpolation,
     losses,
+    margins,
     nn,
     recurrent,
     reduce,
     shape,
     special,
+    windows,
 )
 from .registry import TABLE
 
@@ -25,9 +27,11 @@ __all__ = [
     "indexing",
     "interpolation",
     "losses",
+    "margins",
     "nn",
     "recurrent",
     "reduce",
     "shape",
     "special",
+    "windows",
 ]

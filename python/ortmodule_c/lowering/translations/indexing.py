@@ -10,6 +10,8 @@ from ..builder import Builder
 from ..draft import Size, Val, same_size
 from .registry import aten, axis_of, translates
 
+_MOST_PAIRS = 1 << 20  # of places and what is put there
+
 
 @translates(aten.index_select.default)
 def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
@@ -17,13 +19,27 @@ def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
         raise Unsupported(f"an index of dtype {index.dtype}")
     index = b.cast(index, torch.int64)
     ids = b.unsqueeze(index, 0) if index.rank == 0 else index  # it selects one, and the dim stays
+    if x.rank == 0:
+        return b.squeeze(b.emit("Gather", b.unsqueeze(x, 0), ids, axis=0, strict=1), 0)
     return b.emit("Gather", x, ids, axis=axis_of(x, dim), strict=1)
+
+
+@translates(aten.take.default)
+def take(b: Builder, x: Val, index: Val) -> Val:
+    if index.dtype != torch.int64 or 0 in x.example:
+        raise Unsupported(f"take by {index.dtype}, or of nothing")
+    return b.emit("Gather", _flat(b, x), index, axis=0)
+
+
+def _flat(b: Builder, x: Val) -> Val:
+    return b.reshape(x, (math.prod(x.dims),))
 
 
 @translates(aten.gather.default)
 def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
     if x.rank == 0:
-        raise Unsupported("gather from a scalar")
+        taken = b.emit("GatherElements", b.unsqueeze(x, 0), _flat(b, b.cast(index, torch.int64)), axis=0, strict=1)
+        return b.reshape(taken, index.dims)
     return b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
 
 
@@ -60,7 +76,10 @@ def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumu
     """What is alike for all that a mask chooses is put there, or rows are added along an axis."""
     given = [(i, v) for i, v in enumerate(indices) if v is not None]
     axis, index = given[0]
-    if len(given) == 1 and accumulate and index.dtype in (torch.int64, torch.int32) and values.dtype == x.dtype:
+    whole = index.dtype in (torch.int64, torch.int32)
+    if len(given) == 1 and not accumulate and whole and values.dtype == x.dtype:
+        return _put(b, x, axis, b.cast(index, torch.int64), values)
+    if len(given) == 1 and accumulate and whole and values.dtype == x.dtype:
         picked = (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])
         rows = values if tuple(values.dims) == picked else b.expand(values, picked)
         return b.emit("GatherGrad", rows, b.cast(index, torch.int64), x, axis=axis)
@@ -172,15 +191,63 @@ def scatter_value(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
     return b.emit("Where", _is_named(b, x, axis_of(x, dim), index), b.scalar(value, x.dtype), x)
 
 
-@translates(aten.index_fill.int_Scalar)
+@translates(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
-    if x.rank == 0 or index.dtype != torch.int64:
-        raise Unsupported("index_fill of a scalar, or by an index that is not int64")
+    if index.dtype != torch.int64:
+        raise Unsupported("index_fill by an index that is not int64")
+    if isinstance(value, Val) and value.grad:
+        raise Unsupported("index_fill with a value that is trained")
+    if x.rank == 0:
+        return b.squeeze(index_fill(b, b.unsqueeze(x, 0), 0, index, value), 0)
     axis = axis_of(x, dim)
     ids = b.unsqueeze(index, 0) if index.rank == 0 else index
     found, none = b.full(ids.dims, 1.0, torch.float32), b.full((x.dims[axis],), 0.0, torch.float32)
     found = b.cast(b.emit("GatherGrad", found, ids, none, axis=0), torch.bool)
     return b.emit("Where", b.unsqueeze(found, *range(1, x.rank - axis)), b.scalar(value, x.dtype), x)
+
+
+@translates(aten.index_copy.default)
+def index_copy(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
+    if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype:
+        raise Unsupported("index_copy to a scalar, or of another rank or dtype")
+    return _put(b, x, axis_of(x, dim), b.unsqueeze(index, 0) if index.rank == 0 else index, source, strict=1)
+
+
+@translates(aten.put.default)
+def put(b: Builder, x: Val, index: Val, source: Val, accumulate: bool = False) -> Val:
+    if source.dtype != x.dtype or 0 in x.example or (accumulate and not x.dtype.is_floating_point):
+        raise Unsupported(f"put of {source.dtype} into {x.dtype}, or into nothing")
+    flat, ids, source = _flat(b, x), _flat(b, index), _flat(b, source)
+    out = b.emit("GatherGrad", source, ids, flat, axis=0) if accumulate else _put(b, flat, 0, ids, source)
+    return b.reshape(out, x.dims)
+
+
+def _put(b: Builder, x: Val, axis: int, index: Val, values: Val, strict: int = 0) -> Val:
+    """Rows along an axis replaced by those that `values` is broadcast to, of several for one place by the last.
+
+    Each of them has the gradient of its place.
+    """
+    picked = (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])
+    count, n = math.prod(index.dims), x.dims[axis]
+    if not (isinstance(count, int) and isinstance(n, int)) or 0 in (count, *x.example) or count * n > _MOST_PAIRS:
+        raise Unsupported(f"{count} rows put into {n}")
+    rows = b.reshape(b.expand(values, picked), (*x.dims[:axis], count, *x.dims[axis + 1 :]))
+    lines = b.tensor(torch.arange(n), "places")
+    flat = b.emit("Gather", lines, _flat(b, index), axis=0, strict=strict)  # counted from the front
+    here = b.cast(b.emit("Equal", b.unsqueeze(lines, 1), b.unsqueeze(flat, 0)), torch.int64)
+    order = b.tensor(torch.arange(1, count + 1), "order")
+    last = b.emit("ReduceMax", b.emit("Mul", here, order), b.ints([1]), keepdims=0)  # 0 where none is put
+    stays = b.unsqueeze(b.emit("Equal", last, b.const(0, torch.int64)), *range(1, x.rank - axis))
+    place = b.emit("Max", b.emit("Sub", last, b.const(1, torch.int64)), b.const(0, torch.int64))
+    taken = b.emit("Gather", b.detached(rows), place, axis=axis, strict=1)
+    out = b.emit("Where", stays, b.detached(x), taken)
+    none = b.full((), 0, x.dtype)
+    parts = [b.emit("Where", stays, x, none)] if x.grad else []
+    if rows.grad:
+        parts.append(b.emit("GatherGrad", rows, flat, b.full(x.dims, 0, x.dtype), axis=axis, strict=1))
+    if not parts:
+        return out
+    return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
 
 
 @translates(aten.masked_scatter.default)

@@ -32,7 +32,7 @@ def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val]:
     return b.cast(x, dtype), b.cast(target, dtype)
 
 
-def _differentiated(b: Builder, loss: Val, like: Val, reduction: int) -> Val:
+def reduced_as(b: Builder, loss: Val, like: Val, reduction: int) -> Val:
     """Elements of a loss, reduced, with the gradient of the sum of those of `like`."""
     if not like.grad:
         return reduce_loss(b, loss, reduction)
@@ -55,7 +55,7 @@ def mse_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
     difference = b.emit("Sub", x, target)
     p = b.detached(difference)
     like = b.emit("Mul", difference, b.emit("Mul", p, _share(b, 2.0, p, reduction)))
-    return _differentiated(b, b.emit("Mul", p, p), like, reduction)
+    return reduced_as(b, b.emit("Mul", p, p), like, reduction)
 
 
 @translates(aten.l1_loss.default)
@@ -113,7 +113,7 @@ def _bent(
     slope = b.emit("Mul", b.emit("Where", outside, steep, slope), _share(b, 1.0, p, reduction))
     loss = b.emit("Where", outside, far, close)
     like = b.cast(b.emit("Mul", difference, slope), dtype)
-    return _differentiated(b, b.cast(loss, dtype), like, reduction)
+    return reduced_as(b, b.cast(loss, dtype), like, reduction)
 
 
 def _weighted(
@@ -136,7 +136,7 @@ def _weighted(
     loss = weigh(loss)
     if not terms:
         return reduce_loss(b, loss, reduction)
-    return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), reduction)
+    return reduced_as(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), reduction)
 
 
 @translates(aten.binary_cross_entropy.default)

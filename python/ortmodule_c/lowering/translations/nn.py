@@ -150,10 +150,9 @@ def native_dropout(b: Builder, x: Val, p: float, train: bool | None) -> tuple[Va
 @translates(aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten._log_softmax.default)
 def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
     dtype = need_float(result_dtype(b))
-    if x.rank == 0:
-        raise Unsupported("softmax of a scalar")
     x, axis = b.cast(x, dtype), axis_of(x, dim)
-    return b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x, axis=axis)
+    out = b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x if x.rank else b.unsqueeze(x, 0), axis=axis)
+    return out if x.rank else b.squeeze(out, 0)
 
 
 def _common(*sizes: Size) -> Size:
@@ -447,3 +446,26 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
 @translates(aten.addbmm.default)
 def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
     return _added(b, bias, reduce(b, "ReduceSum", _product(b, x, y), [0], False), beta, alpha)
+
+
+@translates(aten.addr.default)
+def addr(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
+    outer = b.emit("Mul", b.unsqueeze(x, 1), b.unsqueeze(y, 0))
+    if {bias.dtype, x.dtype, y.dtype} != {result_dtype(b)}:
+        raise Unsupported("an outer product added to another dtype")
+    return _added(b, bias, outer, beta, alpha)
+
+
+@translates(aten.linalg_cross.default)
+def cross(b: Builder, x: Val, y: Val, *, dim: int = -1) -> Val:
+    """Of vectors of three elements along a dim."""
+    shape, dtype = result_shape(b), result_dtype(b)
+    axis = dim + len(shape) if dim < 0 else dim
+
+    def parts(v: Val) -> list[Val]:
+        return b.emit_all("Split", b.expand(b.cast(v, dtype), shape), b.ints([1, 1, 1]), outputs=3, axis=axis)
+
+    xs, ys = parts(x), parts(y)
+    pairs = ((1, 2), (2, 0), (0, 1))
+    out = [b.emit("Sub", b.emit("Mul", xs[i], ys[j]), b.emit("Mul", xs[j], ys[i])) for i, j in pairs]
+    return b.emit("Concat", *out, axis=axis)

@@ -27,6 +27,24 @@ def mean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: A
     return reduce(b, "ReduceMean", b.cast(x, result_dtype(b)), reduced_axes(x, dim), keepdim)
 
 
+@translates(aten.nanmean.default)
+def nanmean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    """The sum of what are numbers by how many there are."""
+    lost, axes = b.emit("IsNaN", x), reduced_axes(x, dim)
+    kept = b.emit("Where", lost, b.const(0.0, x.dtype), b.detached(x))
+    if x.grad:
+        kept = b.with_gradient_of(kept, b.emit("Mul", x, b.cast(b.emit("Not", lost), x.dtype)))
+    kept = b.cast(kept, result_dtype(b))
+    count = reduce(b, "ReduceSum", b.cast(b.emit("Not", lost), torch.int64), axes, keepdim)
+    return b.emit("Div", reduce(b, "ReduceSum", kept, axes, keepdim), b.cast(count, kept.dtype))
+
+
+@translates(aten.aminmax.default)
+def aminmax(b: Builder, x: Val, *, dim: int | None = None, keepdim: bool = False) -> tuple[Val, ...]:
+    axes = axes_of(x, dim)
+    return tuple(reduce(b, op, x, axes, keepdim) for op in ("ReduceMin", "ReduceMax"))
+
+
 @translates(aten.amax.default, aten.amin.default)
 def extreme(b: Builder, x: Val, dim: Any = (), keepdim: bool = False) -> Val:
     return reduce(b, "ReduceMax" if b.aten_name == "amax" else "ReduceMin", x, reduced_axes(x, dim), keepdim)
@@ -122,12 +140,19 @@ def _first(b: Builder, x: Val, k: Size | None, dim: int, largest: bool) -> tuple
 @translates(aten.diff.default)
 def diff(b: Builder, x: Val, n: int = 1, dim: int = -1, prepend: Val | None = None, append: Val | None = None) -> Val:
     axis = axis_of(x, dim)
-    if n != 1 or x.dtype == torch.bool:
-        raise Unsupported(f"diff of order {n} on {x.dtype}")
-    parts = [p for p in (prepend, x, append) if p is not None]
-    if len(parts) > 1:
-        x = b.emit("Concat", *parts, axis=axis)
-    return b.emit("Sub", b.slice(x, axis, 1, 2**63 - 1), b.slice(x, axis, 0, -1))
+    if n == 0:
+        return x
+    dtype = result_dtype(b)
+    parts = [b.cast(p, dtype) for p in (prepend, x, append) if p is not None]
+    x = b.emit("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+    sizes = [p.dims[axis] for p in parts]
+    size = sum(p.example[axis] for p in parts)
+    if size < n and not all(isinstance(s, int) for s in sizes):
+        raise Unsupported(f"diff of order {n} of an open size")
+    for _ in range(min(n, size)):
+        ends = b.slice(x, axis, 1, 2**63 - 1), b.slice(x, axis, 0, -1)
+        x = b.emit("Xor" if dtype == torch.bool else "Sub", *ends)
+    return x
 
 
 def _deviations(b: Builder, x: Val, axes: list[int]) -> tuple[Val, Val]:

@@ -1,5 +1,6 @@
 """Ops that rearrange, cut, join or make tensors."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ def repeat(b: Builder, x: Val, repeats: list[Size]) -> Val:
 @translates(aten.repeat_interleave.self_int)
 def repeat_interleave(b: Builder, x: Val, repeats: Size, dim: int | None = None, *, output_size: Any = None) -> Val:
     if dim is None:
-        raise Unsupported("repeat_interleave of a flattened tensor")
+        x, dim = b.reshape(x, (math.prod(x.dims),)), 0
     axis = axis_of(x, dim)
     wide = b.unsqueeze(x, axis + 1)
     wide = b.expand(wide, (*x.dims[: axis + 1], repeats, *x.dims[axis + 1 :]))
@@ -172,7 +173,8 @@ def flip(b: Builder, x: Val, dims: list[int]) -> Val:
 @translates(aten.roll.default)
 def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()) -> Val:
     if not dims:
-        raise Unsupported("roll of a flattened tensor")
+        flat = b.reshape(x, (math.prod(x.dims),))
+        return b.reshape(roll(b, flat, shifts, [0]), x.dims) if x.rank else x
     sizes = x.dims
     for shift, dim in zip(shifts, dims, strict=True):
         axis = axis_of(x, dim)
@@ -205,19 +207,21 @@ def pad_(b: Builder, x: Val, pad: list[Size], mode: str = "constant", value: Any
 
 def _wrapped(b: Builder, x: Val, pad: list[Size]) -> Val:
     """With what lies at the other end of the last dims, the last of them first."""
-    if not all(isinstance(p, int) and p >= 0 for p in pad):
+    if not all(isinstance(p, int) for p in pad):
         raise Unsupported(f"a circular pad of {pad}")
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.rank - 1 - i
-        parts = [b.slice(x, axis, -before, INT64_MAX)] if before else []
-        parts += [x, *([b.slice(x, axis, 0, after)] if after else [])]
+        if before < 0 or after < 0:  # what is cut off does not come back at the other end
+            x = b.slice(x, axis, max(-before, 0), min(after, 0) or INT64_MAX)
+        parts = [b.slice(x, axis, -before, INT64_MAX)] if before > 0 else []
+        parts += [x, *([b.slice(x, axis, 0, after)] if after > 0 else [])]
         x = x if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
     return x
 
 
 def _continued(b: Builder, x: Val, pad: list[Size], reflected: bool) -> Val:
     """With what lies at the ends of the last dims: its reflection, in which the end itself is not, or the end again."""
-    if not x.dtype.is_floating_point or not all(isinstance(p, int) and p >= 0 for p in pad):
+    if not x.dtype.is_floating_point or not all(isinstance(p, int) for p in pad):
         raise Unsupported(f"a pad of {x.dtype} by {pad} of what is there")
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.rank - 1 - i
@@ -262,7 +266,7 @@ def _whole_numbers(b: Builder, start: Size, end: Size) -> Val:
 def unfold(b: Builder, x: Val, dimension: int, size: int, step: int) -> Val:
     """Windows along a dim, each of them along a new last one."""
     if not x.rank:
-        raise Unsupported("windows of a scalar")
+        return b.slice(b.unsqueeze(x, 0), 0, 0, size)
     axis = axis_of(x, dimension)
     n = result_shape(b)[axis]
     if size == step:
@@ -285,6 +289,35 @@ def select_scatter(b: Builder, x: Val, source: Val, dim: int, index: Size) -> Va
     axis = axis_of(x, dim)
     index = index + x.dims[axis] if index < 0 else index
     return _replace(b, x, b.unsqueeze(source, axis), axis, index, index + 1)
+
+
+@translates(aten.diagonal_scatter.default)
+def diagonal_scatter(b: Builder, x: Val, source: Val, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Val:
+    first, second = axis_of(x, dim1), axis_of(x, dim2)
+    order = [*[i for i in range(x.rank) if i not in (first, second)], first, second]
+    rows, columns = x.dims[first], x.dims[second]
+    down = max(-offset, 0)
+    pads = [0] * (source.rank - 1)
+    lines = b.ints([*pads, down, *pads, rows - down - source.dims[-1]])
+    lines = b.emit("Pad", b.cast(source, x.dtype), lines, b.const(0, x.dtype), mode="constant")
+    places = b.emit("Add", _whole_numbers(b, 0, rows), b.const(offset, torch.int64))
+    on_it = b.emit("Equal", b.unsqueeze(places, 1), _whole_numbers(b, 0, columns))
+    out = b.emit("Where", on_it, b.unsqueeze(lines, source.rank), b.transpose(x, order))
+    return b.transpose(out, [order.index(i) for i in range(x.rank)])
+
+
+@translates(aten.block_diag.default)
+def block_diag(b: Builder, tensors: list[Val]) -> Val:
+    dtype, (_, columns) = result_dtype(b), result_shape(b)
+    blocks = [b.cast(t, dtype) for t in tensors]
+    blocks = [b.reshape(t, (1,) * (2 - t.rank) + t.dims) if t.rank < 2 else t for t in blocks]
+    rows: list[Val] = []
+    before: Size = 0
+    for block in blocks:
+        after = columns - before - block.dims[1]
+        rows.append(b.emit("Pad", block, b.ints([0, before, 0, after]), b.const(0, dtype), mode="constant"))
+        before = before + block.dims[1]
+    return rows[0] if len(rows) == 1 else b.emit("Concat", *rows, axis=0)
 
 
 @translates(aten.slice_scatter.default)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
@@ -228,8 +229,8 @@ def rrelu(
     b: Builder, x: Val, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Val:
     """Without training, a slope between the bounds."""
-    if training:
-        raise Unsupported("slopes that are drawn")
+    if training or is_number(lower) or is_number(upper):
+        raise Unsupported("slopes that are drawn, or of open bounds")
     return b.emit("LeakyRelu", x, alpha=(float(lower) + float(upper)) / 2)
 
 
