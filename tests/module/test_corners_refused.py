@@ -247,3 +247,36 @@ def test_a_bool_is_not_subtracted(subtract: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_integers_are_not_scaled_by_a_float(add: Callable[..., Tensor], dtype: torch.dtype, alpha: float) -> None:
     _refuses_alike(Function(lambda _, x: add(x, x, alpha=alpha)), torch.ones(4, dtype=dtype))
+
+
+WHOLE, SOME = torch.linspace(-1, 1, 16).reshape(4, 4), torch.tensor([1, 2, 3])
+LABELS = torch.tensor([[3, -1, 0, 9], [1, 2, -1, 0]])
+MISFITS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "a short diagonal": (torch.diagonal_scatter, (WHOLE, torch.ones(1))),
+    "a long diagonal": (lambda x, s: torch.diagonal_scatter(x, s, 1), (WHOLE, torch.ones(4))),
+    "rows for an index": (lambda x, i, s: x.index_reduce(0, i, s, "prod"), (WHOLE, SOME[:1], WHOLE[:3])),
+    "parts of rows": (lambda x, i, s: x.index_reduce(0, i, s, "amax"), (WHOLE, SOME[:1], WHOLE[:1, :3])),
+    "a sum by index_reduce": (lambda x, i, s: x.index_reduce(0, i, s, "sum"), (WHOLE, SOME, WHOLE[:3])),
+    "an element for places": (lambda x, i, s: x.put(i, s), (WHOLE, SOME, torch.ones(1))),
+    "an index in 32 bits": (lambda x, i, s: x.index_copy(0, i, s), (WHOLE, SOME.int(), WHOLE[:3])),
+    "a pad that cuts off too much": (lambda x: F.pad(x, (3, -5)), (WHOLE,)),
+    "a dim of a sort": (lambda x: x.sort(dim=-3)[0], (WHOLE,)),
+    "a dim of a number's sort": (lambda x: x.sort(dim=1)[0], (WHOLE[0, 0],)),
+    "a dim of a softmax": (lambda x: x.softmax(-3), (WHOLE,)),
+    "a label after the end": (F.multilabel_margin_loss, (WHOLE[:2], LABELS)),
+    "a target of another shape": (F.soft_margin_loss, (WHOLE[0], WHOLE)),
+    "the first of bools": (lambda x: x.topk(1)[0], (WHOLE > 0,)),
+    "windows of integers": (lambda x: F.unfold(x, 2), (torch.ones(1, 1, 4, 4, dtype=torch.int64),)),
+    "two dtypes of a cross product": (torch.linalg.cross, (WHOLE[:, :3], WHOLE[:, :3].double())),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_operands_that_do_not_fit_are_refused(name: str) -> None:
+    op, operands = MISFITS[name]
+    module = Function(lambda _, *given: op(*given))
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        module(*operands)
+    with pytest.raises((RuntimeError, IndexError)) as ours:
+        ORTModule(module)(*operands)
+    assert type(ours.value) is type(eager.value)

@@ -8,7 +8,7 @@ import torch
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size
-from .registry import aten, axis_of, translates
+from .registry import aten, axis_of, same_sizes, translates
 
 _MOST_PAIRS = 1 << 20  # of places and what is put there
 
@@ -102,10 +102,16 @@ def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
     return tuple(shape)
 
 
+def _need_ids(index: Val, *dtypes: torch.dtype) -> None:
+    if index.dtype not in dtypes:
+        raise Unsupported(f"an index of {index.dtype}")
+
+
 @translates(aten.index_add.default)
 def index_add(b: Builder, x: Val, dim: int, index: Val, source: Val, *, alpha: Any = 1) -> Val:
     if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype:
         raise Unsupported("index_add to a scalar, or of another rank or dtype")
+    _need_ids(index, torch.int32, torch.int64)
     ids = b.cast(index, torch.int64)
     ids = b.unsqueeze(ids, 0) if index.rank == 0 else ids
     if not (isinstance(alpha, (int, float)) and alpha == 1):
@@ -136,6 +142,9 @@ def index_reduce(
     if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype or index.rank != 1:
         raise Unsupported("index_reduce to a scalar, or of another rank or dtype, or by no list")
     axis = axis_of(x, dim)
+    _need_ids(index, torch.int32, torch.int64)
+    if reduce == "sum" or not same_sizes(source.dims, (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])):
+        raise Unsupported(f"index_reduce of a {reduce}, or of a source of other sizes")
     index = b.expand(b.unsqueeze(index, *range(1, x.rank - axis)), source.dims)
     return _joined(b, x, axis, index, source, reduce, include_self)
 
@@ -210,6 +219,7 @@ def index_fill(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
 def index_copy(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
     if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype:
         raise Unsupported("index_copy to a scalar, or of another rank or dtype")
+    _need_ids(index, torch.int64)
     return _put(b, x, axis_of(x, dim), b.unsqueeze(index, 0) if index.rank == 0 else index, source, strict=1)
 
 
@@ -217,6 +227,9 @@ def index_copy(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
 def put(b: Builder, x: Val, index: Val, source: Val, accumulate: bool = False) -> Val:
     if source.dtype != x.dtype or 0 in x.example or (accumulate and not x.dtype.is_floating_point):
         raise Unsupported(f"put of {source.dtype} into {x.dtype}, or into nothing")
+    _need_ids(index, torch.int64)
+    if not same_size(math.prod(index.dims), math.prod(source.dims)):
+        raise Unsupported("put of another number of elements than there are places")
     flat, ids, source = _flat(b, x), _flat(b, index), _flat(b, source)
     out = b.emit("GatherGrad", source, ids, flat, axis=0) if accumulate else _put(b, flat, 0, ids, source)
     return b.reshape(out, x.dims)

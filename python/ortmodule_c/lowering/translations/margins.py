@@ -8,14 +8,14 @@ from ..builder import Builder
 from ..draft import Val, static
 from .losses import MEAN, NONE, reduce_loss, reduced_as
 from .reduce import reduce
-from .registry import HALVES, aten, need_float, result_shape, translates
+from .registry import HALVES, aten, need_float, result_shape, same_sizes, translates
 
 
 @translates(aten.soft_margin_loss.default)
 def soft_margin(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
     """log(1 + exp(-t x)), whose slope is -t exp(-t x) / (1 + exp(-t x))."""
     dtype = need_float(x.dtype)
-    if target.dtype != dtype or target.grad or dtype in HALVES:
+    if target.dtype != dtype or target.grad or dtype in HALVES or not same_sizes(x.dims, target.dims):
         raise Unsupported(f"{b.aten_name} of {dtype} and a target of {target.dtype}, or one that is trained")
     p, one = b.detached(x), b.const(1.0, dtype)
     z = b.emit("Exp", b.emit("Mul", b.emit("Neg", target), p))
@@ -49,6 +49,8 @@ def multi_margin(
     """The mean over all classes of max(0, margin - x[target] + x)^p, in which the target's own is nothing."""
     if is_number(p):
         raise Unsupported("an open power")
+    if target.rank == 0 and reduction == NONE:
+        raise Unsupported("losses of one row, for which PyTorch's tracer gives a dim that there is not")
     x, target = _rows(b, x, target, False)
     dtype, zero, scores = x.dtype, b.const(0.0, x.dtype), b.detached(x)
     ids, classes = b.unsqueeze(target, 1), b.tensor(torch.arange(static(x.dims[1])), "classes")
@@ -92,6 +94,10 @@ def multilabel_margin(b: Builder, x: Val, target: Val, reduction: int = MEAN) ->
     x, target = _rows(b, x, target, True)
     dtype, none, scores = x.dtype, b.const(0, torch.int64), b.detached(x)
     zero, zeros = b.const(0.0, dtype), b.full(x.dims, 0.0, dtype)
+    # Places in a table: what is in none of them, after the end of the list too, is an error.
+    table = b.size(x.dims[1])
+    places = b.emit("Range", b.const(-1, torch.int64), table, b.const(1, torch.int64))
+    target = b.emit("Gather", places, b.emit("Add", target, b.const(1, torch.int64)), axis=0, strict=1)
     ended = b.cast(b.emit("Less", target, none), torch.int64)
     listed = b.emit("Equal", b.emit("CumSum", ended, b.const(1, torch.int64)), none)
     ids = b.emit("Where", listed, target, none)

@@ -460,6 +460,8 @@ def addr(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1
 def cross(b: Builder, x: Val, y: Val, *, dim: int = -1) -> Val:
     """Of vectors of three elements along a dim."""
     shape, dtype = result_shape(b), result_dtype(b)
+    if x.dtype != y.dtype or dtype == torch.bool:
+        raise Unsupported(f"a cross product of {x.dtype} and {y.dtype}")
     axis = dim + len(shape) if dim < 0 else dim
 
     def parts(v: Val) -> list[Val]:

@@ -128,8 +128,10 @@ def sort_stable(
 
 def _first(b: Builder, x: Val, k: Size | None, dim: int, largest: bool) -> tuple[Val, Val]:
     """The first k of each line, or all, and their places; equal ones in the order they have."""
-    if x.rank == 0:
+    if x.rank == 0 and dim in (0, -1):
         return x, b.const(0, torch.int64)
+    if k is not None and x.dtype == torch.bool:
+        raise Unsupported("the first of bools")
     axis = axis_of(x, dim)
     numbers = x if x.dtype.is_floating_point else b.cast(x, torch.int64)
     count = b.ints([x.dims[axis] if k is None else k])

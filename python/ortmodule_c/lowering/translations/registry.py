@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Shape, Val
+from ..draft import Shape, Val, same_size
 
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}
@@ -70,8 +70,15 @@ def is_composite(op: OpOverload) -> bool:
 
 
 def axis_of(x: Val, axis: int) -> int:
-    """A dim counted from the front."""
+    """A dim counted from the front; Unsupported if there is none, which PyTorch refuses in its own words."""
+    if not -max(x.rank, 1) <= axis < max(x.rank, 1):
+        raise Unsupported(f"dim {axis} of a tensor of {x.rank}")
     return axis + max(x.rank, 1) if axis < 0 else axis
+
+
+def same_sizes(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are known to be the same."""
+    return len(a) == len(b) and all(map(same_size, a, b))
 
 
 def axes_of(x: Val, axes: int | list[int] | None) -> list[int]:

@@ -172,6 +172,8 @@ def flip(b: Builder, x: Val, dims: list[int]) -> Val:
 
 @translates(aten.roll.default)
 def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()) -> Val:
+    if 0 in x.example:
+        return x
     if not dims:
         flat = b.reshape(x, (math.prod(x.dims),))
         return b.reshape(roll(b, flat, shifts, [0]), x.dims) if x.rank else x
@@ -192,6 +194,10 @@ def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()
 def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
+    for size, pair in zip(x.dims, pairs, strict=True):
+        cut = [p for p in pair if not isinstance(p, int) or p < 0]
+        if cut and not (all(isinstance(n, int) for n in (size, *cut)) and -min(cut) <= size and -sum(cut) <= size):
+            raise Unsupported("a pad that cuts off more than there is, or by or of an open size")
     pads = b.ints([p[0] for p in pairs] + [p[1] for p in pairs])
     return b.emit("Pad", x, pads, b.scalar(value, x.dtype), mode="constant")
 
@@ -297,6 +303,10 @@ def diagonal_scatter(b: Builder, x: Val, source: Val, offset: int = 0, dim1: int
     order = [*[i for i in range(x.rank) if i not in (first, second)], first, second]
     rows, columns = x.dims[first], x.dims[second]
     down = max(-offset, 0)
+    if not (isinstance(rows, int) and isinstance(columns, int)) or source.dims[-1] != max(
+        min(rows - down, columns - max(offset, 0)), 0
+    ):
+        raise Unsupported("a diagonal of an open size, or a source of another")
     pads = [0] * (source.rank - 1)
     lines = b.ints([*pads, down, *pads, rows - down - source.dims[-1]])
     lines = b.emit("Pad", b.cast(source, x.dtype), lines, b.const(0, x.dtype), mode="constant")

@@ -51,6 +51,8 @@ def heaviside(b: Builder, x: Val, at_zero: Val) -> Val:
     if x.grad or at_zero.grad:
         raise Unsupported("the gradient of heaviside")  # PyTorch has none
     dtype = result_dtype(b)
+    if x.dtype != at_zero.dtype:
+        raise Unsupported(f"heaviside of {x.dtype} and {at_zero.dtype}")
     x, zero = b.cast(x, dtype), b.const(0, dtype)
     if dtype == torch.bool:
         return b.emit("Or", x, at_zero)
@@ -141,6 +143,8 @@ def xlogy(b: Builder, x: Any, y: Any) -> Val:
         raise Unsupported(f"the gradient of {b.aten_name} of two dtypes")
     if dtype in HALVES and isinstance(x, Val) and x is y and x.grad:
         raise Unsupported(f"the gradient of {b.aten_name} of one tensor of 16 bits, which is a sum that is rounded")
+    if isinstance(y, float) and math.isnan(y):
+        raise Unsupported(f"{b.aten_name} by NaN")  # of a number PyTorch's gradient asks otherwise than of a tensor
     x, y = b.scalar(x, dtype), b.scalar(y, dtype)
     p, q = b.detached(x), b.detached(y)
     plain = b.aten_name == "xlogy"

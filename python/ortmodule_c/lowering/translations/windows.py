@@ -7,7 +7,7 @@ import torch
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val
-from .registry import aten, result_shape, translates
+from .registry import aten, need_float, result_shape, translates
 
 
 def _places(size: int, window: int, dilation: int, padding: int, stride: int) -> list[list[int]]:
@@ -33,6 +33,7 @@ def im2col(
     b: Builder, x: Val, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]
 ) -> Val:
     """[.., C, H, W] as [.., C * window, windows]."""
+    need_float(x.dtype)
     rows, columns = _tables(b, x.dims[-2:], kernel_size, dilation, padding, stride)
     none = [0] * (x.rank - 2)
     if any(padding):
