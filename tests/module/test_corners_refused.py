@@ -264,6 +264,8 @@ MISFITS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "a dim of a number's sort": (lambda x: x.sort(dim=1)[0], (WHOLE[0, 0],)),
     "a dim of a softmax": (lambda x: x.softmax(-3), (WHOLE,)),
     "a label after the end": (F.multilabel_margin_loss, (WHOLE[:2], LABELS)),
+    "margins in 16 bits": (F.multi_margin_loss, (WHOLE.bfloat16(), torch.tensor([0, 1, 2, 3]))),
+    "labels in 16 bits": (F.multilabel_margin_loss, (WHOLE[:2].half(), torch.tensor([[3, -1, 0, 0], [1, 2, -1, 0]]))),
     "a target of another shape": (F.soft_margin_loss, (WHOLE[0], WHOLE)),
     "the first of bools": (lambda x: x.topk(1)[0], (WHOLE > 0,)),
     "windows of integers": (lambda x: F.unfold(x, 2), (torch.ones(1, 1, 4, 4, dtype=torch.int64),)),

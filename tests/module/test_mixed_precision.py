@@ -52,9 +52,11 @@ def images(*layers: nn.Module) -> Made:
 
 UNKNOWN = {"average pool 3d", "average pool 3d, divisor"}  # PyTorch does not compute them
 FUNCTIONS = {**catalogue.ELEMENTWISE, **catalogue.REDUCTIONS, **catalogue.SHAPES}
+# PyTorch has no kernels of these for 16 bits, and nor have we.
+NO_HALVES = {"multi margin", "squared multi margin", "multilabel margin"}
 MODULES: dict[str, Made] = {
     **{name: on_rows(function) for name, function in FUNCTIONS.items()},
-    **{f"{name}, mean": with_loss(loss) for name, loss in catalogue.LOSSES.items()},
+    **{f"{name}, mean": with_loss(loss) for name, loss in catalogue.LOSSES.items() if name not in NO_HALVES},
     **{repr(activation): with_activation(activation) for activation in catalogue.ACTIVATIONS},
     **{name: layer for name, layer in catalogue.LAYERS.items() if name not in UNKNOWN},
     "matrix of many blocks": (lambda: nn.Linear(1600, 1100), (70, 1600)),
@@ -73,7 +75,8 @@ IDS = torch.arange(400).remainder(3)
 # Of these PyTorch rounds every step to float16, and runs them itself.
 STEPPED = {"division", "smooth l1, mean", "huber, mean"}
 # And what PyTorch computes in several ops, rounding in between.
-ROUNDED_WITHIN = {"fractions", "quotients rounded to zero"}
+ROUNDED_WITHIN = {"fractions", "quotients rounded to zero", "with logarithms"}
+ROUNDED_WITHIN |= {"soft margin, mean", "kl of a trained target, mean"}
 
 # float32 affine parameters with activations of 16 bits, as autocast and mixed training have them
 MIXED: dict[str, Made] = {

@@ -69,7 +69,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     ),
     "near": lambda y: (y, torch.isclose(y, y[0]), torch.isclose(y, y, 0, 0)),
     "of reals": lambda y: (y.sinc(), y.angle() * y, y.round(decimals=1) * y, F.rrelu(y), torch.ldexp(y, y[0].detach())),
-    "step": lambda y: (y, torch.heaviside(y.detach(), torch.tensor(0.5))),
+    "step": lambda y: (y, torch.heaviside(y.detach(), torch.full_like(y, 0.5))),
     "quotient added": lambda y: torch.addcdiv(y, y[0], y.abs() + 1, value=0.3),
 }
 SHAPES: dict[str, Callable[[Tensor], Any]] = {
