@@ -131,7 +131,7 @@ def unknown_argument(dynamic_axes: DynamicAxes, arguments: Sequence[str]) -> str
 
 @contextlib.contextmanager
 def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Within, all of a module is in training mode, or in evaluation."""
+    """Within, all of a module is in training mode, or in evaluation without gradients."""
     before = [(m, m.training) for m in module.modules()]
     module.train(training)
     try:

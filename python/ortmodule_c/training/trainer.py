@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..onnx.export import Names, export, write
 from ..optim import clip_grad_norm_
+from ..whole import in_mode
 from . import building, checkpoint, states
 from .amp import DynamicLossScaler
 from .checkpoint import MODEL, OF_LOSS, OPTIMIZER, OPTIONS, PRECISION, PROGRESS, SCALER, USER, State
@@ -196,7 +197,7 @@ class ORTTrainer:
         """
         names = self._fetched()
         inputs, sizes = self._inputs(args, kwargs, 0 if self.model_desc.loss in names else self._n_labels)
-        with self._in_evaluation():
+        with in_mode(self._module, False):
             outputs = self._outputs(self._module(*inputs), sizes)
         return self._chosen(outputs, names)
 
@@ -269,17 +270,6 @@ class ORTTrainer:
         if later and isinstance(self._called, DistributedDataParallel):
             return self._called.no_sync()
         return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _in_evaluation(self) -> Iterator[None]:
-        before = [(m, m.training) for m in self._module.modules()]
-        self._module.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for m, was in before:
-                m.training = was
 
     def _save_graphs(self) -> None:
         files, self._files = self._files, None
