@@ -21,7 +21,7 @@ from ..terms import Terms
 from ..whole import DynamicAxes, Example, WholeGraph, unknown_argument, whole_graph
 from .compare import compare
 from .description import Type, described, type_text
-from .importer import tensor_proto
+from .importer import fill_tensor
 from .module import FIXED, OnnxModule
 from .write import to_model
 
@@ -206,6 +206,7 @@ def _fill(graph: GraphProto, whole: WholeGraph, weights: Sequence[str], module: 
                 dim.dim_param = size
     tensors = _tensors(module)
     named = {name: tensors[own] for name, own in zip(weights, whole.weights, strict=True)}
-    graph.initializer.extend([tensor_proto(name, t) for name, t in named.items()])
+    for name, t in named.items():  # in place, as no message of more than 2 GiB can be copied
+        fill_tensor(graph.initializer.add(), name, t)
     del graph.input[n:]
     return {name for name, t in named.items() if t.requires_grad}

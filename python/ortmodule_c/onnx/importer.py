@@ -52,12 +52,14 @@ def tensor_of(proto: TensorProto) -> Tensor:
     return torch.from_numpy(array.copy()).reshape(array.shape)
 
 
-def tensor_proto(name: str, t: Tensor) -> TensorProto:
-    """A tensor as ONNX has it."""
+def fill_tensor(proto: TensorProto, name: str, t: Tensor) -> None:
+    """Make an ONNX tensor one of a name and of a tensor's elements."""
     elements = t.detach().cpu().contiguous()
-    code = TensorProto.DataType.Value(DTYPES[elements.dtype][1])
-    data = elements.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return TensorProto(name=name, data_type=code, dims=elements.shape, raw_data=data)
+    proto.Clear()
+    proto.name = name
+    proto.data_type = TensorProto.DataType.Value(DTYPES[elements.dtype][1])
+    proto.dims.extend(elements.shape)
+    proto.raw_data = elements.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
 from ..lowering.to_text import to_text
 from ..process import one_thread_after_fork, tracing_lock
-from .importer import KNOWN, NOTHING, Importer, Value, bodies, find, named, schema_of, tensor_of, tensor_proto, walk
+from .importer import KNOWN, NOTHING, Importer, Value, bodies, fill_tensor, find, named, schema_of, tensor_of, walk
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
@@ -136,7 +136,7 @@ class OnnxModule(nn.Module):
                     raise NotExportable(
                         f"{stored.name} is of {getattr(owner, leaf).dtype}, another dtype than the file's"
                     )
-                stored.CopyFrom(tensor_proto(stored.name, getattr(owner, leaf)))
+                fill_tensor(stored, stored.name, getattr(owner, leaf))
         return model
 
     def __getstate__(self) -> dict[str, Any]:
