@@ -86,13 +86,12 @@ OMC_INLINE omc_rank omc_last_rank(const omc_topk_line &line, unsigned *counts, i
     __syncthreads();
     known = known << OMC_TOPK_BITS | (omc_rank)found[0];
     left -= found[1];
-    __syncthreads();
   }
   *equal = left;
   return known;
 }
 
-/* The places of the first k, in their own order. */
+/* The places of the first k, in their own order; who counts digits of them waits for all first. */
 OMC_INLINE void omc_choose(const omc_topk_line &line, unsigned *counts, int64_t *places) {
   const omc_topk &p = line.p;
   const int64_t all_of_them = p.k == p.n;
@@ -113,7 +112,6 @@ OMC_INLINE void omc_choose(const omc_topk_line &line, unsigned *counts, int64_t 
     if (taken) places[at] = i;
     equal += equal_here, chosen += chosen_here;
   }
-  __syncthreads();
 }
 
 /* Places in the order of a digit of their ranks, and of one digit in the order they had. */
@@ -160,7 +158,6 @@ OMC_GLOBAL(topk, OMC_TOPK_THREADS, omc_topk, p) {
       if (p.values) ((storage_t *)p.values)[to] = line.from[places[i] * p.inner.by];
       if (p.places) p.places[to] = places[i];
     }
-    __syncthreads();
   }
 }
 

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 def of(call: str, *inputs: Tensor | tuple[int, ...], outputs: int = 1, constants: str = "") -> Callable[[Gpu], object]:
     """An op of tensors, of which some have these shapes."""
     given = [random(*x, seed=i).abs() if isinstance(x, tuple) else x for i, x in enumerate(inputs)]
-    text = node(call, given, constants) if outputs == 1 else graph(call, given, outputs)
+    text = node(call, given, constants) if outputs == 1 else f"{constants}\n{graph(call, given, outputs)}"
     return lambda gpu: gpu.forward(text, given, outputs=outputs)
 
 
@@ -53,7 +53,7 @@ def attention(dtype: torch.dtype, dim: int, how: str) -> Callable[[Gpu], object]
 LINES, BOXES, PREFIX, DIGITS, UPDATES = (
     f"cuda/gpu/{name}.h" for name in ("lines", "boxes", "prefix", "digits", "updates")
 )
-SCAN, TILES, MMA = (f"cuda/ops/{name}.h" for name in ("scan", "attention", "attention_mma"))
+SCAN, FIRST, TILES, MMA = (f"cuda/ops/{name}.h" for name in ("scan", "topk", "attention", "attention_mma"))
 ROW, COLUMN, CHANNELS = (2, 1100), (70, 3), (9, 2, 6, 3)
 IDS = torch.arange(600) * 7 % 200  # several tiles
 ONCE, TWICE = {LINES: (1,)}, {LINES: (0, 1)}  # that a kernel joins what its threads have
@@ -77,6 +77,9 @@ CASES = {
     "sort": Case(of("EmbeddingGrad(%x0, %x1) {shape=[200, 2]}", (600, 2), IDS), {DIGITS: (0, 1, 2), PREFIX: (0,)}),
     "running sums": Case(of("CumSum(%x0, %d)", (2, 2500), constants="const %d : i64[] = [1]"), {PREFIX: (0, 1)}),
     "place of the largest": Case(of("ArgMax(%x0) {axis=1}", ROW), {SCAN: (0, 1)}),
+    "first of lines": Case(
+        of("TopK(%x0, %k)", (2, 2500), outputs=2, constants="const %k : i64[1] = [700]"), {FIRST: tuple(range(6))}
+    ),
     "lamb": Case(steps("lamb", 2.0), {UPDATES: (0, 1, 2)}),
     "adam": Case(steps("adam", torch.inf), {UPDATES: (0, 1)}),
     "attention": Case(attention(torch.float32, 20, "is_causal=1,p=0.4"), {TILES: tuple(range(18))}),
