@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .dtypes import differentiable
+
 NEGLIGIBLE = 1e-3  # what is smaller than this part of the largest of its kind counts as that: it may be rounding alone
 
 # In units of the dtype's epsilon. Nothing tells rounding from faults in float64 but the size, of which there is plenty.
@@ -13,13 +15,20 @@ _ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 64, torch.floa
 
 def rounding(dtype: torch.dtype) -> float:
     """What the order of summation may do to a tensor of this dtype, as part of its largest element."""
-    return _ROUNDINGS[dtype] * torch.finfo(dtype).eps
+    dtype = dtype.to_real()
+    return _ROUNDINGS.get(dtype, 1) * torch.finfo(dtype).eps
 
 
 def _exactly(t: Tensor) -> Tensor:
-    """The elements, in float64."""
+    """The elements, in float64; of complex numbers their parts."""
     t = t.detach()
-    return (t if t.layout is torch.strided else t.to_dense()).double()
+    t = t if t.layout is torch.strided else t.to_dense()
+    return (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).double()
+
+
+def widened(t: Tensor) -> Tensor:
+    """Numbers in float64, complex ones in complex128; integers as they are."""
+    return t.to(torch.complex128) if t.is_complex() else t.double() if t.is_floating_point() else t
 
 
 def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
@@ -47,7 +56,7 @@ def infinities(t: Tensor) -> int:
 
 def largest(t: Tensor | None) -> float:
     """The largest finite absolute value, 0 for none and for integers."""
-    if t is None or not t.is_floating_point():
+    if t is None or not differentiable(t):
         return 0.0
     t = _exactly(t).abs()
     t = t[t.isfinite()]
@@ -70,4 +79,5 @@ def _direction(output: Tensor) -> Tensor:
     if output.dim() == 0:
         return torch.ones_like(output)
     generator = torch.Generator().manual_seed(output.numel())
-    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+    wide = torch.complex128 if output.is_complex() else torch.float64
+    return torch.randn(output.shape, generator=generator, dtype=wide).to(output.dtype)

@@ -18,6 +18,7 @@ from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .budget import Budget
 from .coming import NOTHING, Coming, Computed, Given, Gradients, Uses, as_it_is
+from .dtypes import CARRIERS, decoded, encoded
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
@@ -362,7 +363,9 @@ class Call:
 
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
-        self.dense = [t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in self.inputs]
+        self.dense = [
+            t if t.is_contiguous() and not t.is_neg() and t.dtype not in CARRIERS else _dense(t) for t in self.inputs
+        ]
 
     def plan_for(self, out_grads: Sequence[Mask], retain_graph: bool = False) -> None:
         """Choose the plan and draw the seed; NotExportable if there can be none."""
@@ -394,10 +397,10 @@ class Call:
         """Let autograd know of what was written over."""
         for i in self.runner.updates:
             given, dense = self.inputs[i], self.dense[i]
-            if dense is given:
+            if dense.data_ptr() == given.data_ptr():
                 torch.autograd.graph.increment_version(given)
             else:
-                given.copy_(dense)
+                given.copy_(dense if dense.dtype == given.dtype else decoded(dense, given.dtype))
             if self.trains:
                 self.versions[i] = given._version
 
@@ -515,7 +518,10 @@ class Call:
         """What autograd gets for an input."""
         if i not in reached:
             return None
-        return torch.zeros_like(self.inputs[i]) if found is None else found  # what led there was found to be 0
+        given = self.inputs[i]
+        if found is None:  # what led there was found to be 0
+            return torch.zeros_like(given)
+        return found if found.dtype == given.dtype else decoded(found, given.dtype)
 
     def check(self, back: _Backward) -> None:
         """Raise as PyTorch does if any of what a backward needs was changed in place since."""
@@ -576,5 +582,7 @@ def _overlaps(t: Tensor) -> bool:
 
 
 def _dense(t: Tensor) -> Tensor:
-    """The elements in row-major order, as they are and not as views with a pending sign would have them."""
+    """The elements in row-major order, as they are and not as views with a pending sign, as the core holds them."""
+    if t.dtype in CARRIERS:
+        return encoded(t.detach()).contiguous()
     return t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous()

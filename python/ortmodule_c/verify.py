@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .distance import NEGLIGIBLE, backward_from, distance, infinities, largest, mismatches, rounding
+from .distance import NEGLIGIBLE, backward_from, distance, infinities, largest, mismatches, rounding, widened
 from .dynamo.noted import noting
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
@@ -272,12 +272,12 @@ def _restored_step(
 
 def _double_step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
     """The step of a copy of the module in float64."""
-    wide = [t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in leaves]
+    wide = [widened(t.detach()).requires_grad_(t.requires_grad) for t in leaves]
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", enabled=False):
-            return _step(copy.deepcopy(module).double(), replace(terms, precision=None), spec, wide, paths)
+            return _step(copy.deepcopy(module)._apply(widened), replace(terms, precision=None), spec, wide, paths)
     finally:
         torch.set_default_dtype(default)
 

@@ -79,7 +79,7 @@ def test_every_split(forward: Any, fallback: bool) -> None:
     eager, ours = pair(of(forward))
     tensors = [torch.randn(3, 4) for _ in NAMES]
     if fallback:
-        tensors[1] = tensors[1].to(torch.complex64)
+        tensors[1] = tensors[1].to(torch.complex32)
     taken = 0
     for positional, keyword in splits():
         args, kwargs = [tensors[i] for i in positional], {n: tensors[i] for n, i in keyword.items()}
@@ -118,7 +118,7 @@ def test_every_split(forward: Any, fallback: bool) -> None:
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_names_in_messages(forward: Any, names: set[str]) -> None:
     eager, ours = pair(of(forward))
-    given = {"x": torch.randn(3, 4), "y": torch.randn(3, 4, dtype=torch.complex64), "scale": torch.randn(3, 4)}
+    given = {"x": torch.randn(3, 4), "y": torch.randn(3, 4, dtype=torch.complex32), "scale": torch.randn(3, 4)}
     for n in range(4):
         args, kwargs = list(given.values())[:n], dict(list(given.items())[n:])
         try:
@@ -177,8 +177,8 @@ def test_a_forward_without_a_signature() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     torch.testing.assert_close(ours(x, y=y), module(x, y))
     torch.testing.assert_close(ours(x, y), module(x, y))
-    with pytest.warns(UserWarning, match=r"args\[1\] has dtype torch.complex64"):
-        ours(x, y.to(torch.complex64))
+    with pytest.warns(UserWarning, match=r"args\[1\] has dtype torch.complex32"):
+        ours(x, y.to(torch.complex32))
 
 
 class CalledOtherwise(nn.Module):

@@ -85,7 +85,7 @@ def test_index_that_counts_from_the_end() -> None:
     ("bad", "message"),
     [
         (lambda: torch.eye(6).to_sparse(), r"batch has layout torch.sparse_coo"),
-        (lambda: torch.randn(2, 6, dtype=torch.complex64), r"batch has dtype torch.complex64"),
+        (lambda: torch.randn(2, 6, dtype=torch.complex32), r"batch has dtype torch.complex32"),
         (lambda: torch.randn(2, 6, device="meta"), r"batch is on the meta device"),
         (
             lambda: torch.masked.as_masked_tensor(torch.ones(2, 6), torch.ones(2, 6, dtype=torch.bool)),
@@ -126,8 +126,8 @@ def test_unusual_tensors_are_left_to_pytorch(bad: Any, message: str, forward: An
 
 def test_the_name_of_a_nested_argument() -> None:
     ours = ORTModule(Function(lambda s, batch: s.l(batch["x"][0]), l=nn.Linear(2, 2)))
-    with pytest.warns(UserWarning, match=r"args\[0\]\['x'\]\[1\] has dtype torch.complex64"):
-        ours({"x": [torch.ones(1, 2), torch.ones(1, dtype=torch.complex64)]})
+    with pytest.warns(UserWarning, match=r"args\[0\]\['x'\]\[1\] has dtype torch.complex32"):
+        ours({"x": [torch.ones(1, 2), torch.ones(1, dtype=torch.complex32)]})
 
 
 def test_wrong_shape_or_dtype_gives_the_error_of_eager() -> None:

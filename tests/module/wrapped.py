@@ -33,6 +33,7 @@ def pair(module: nn.Module) -> tuple[nn.Module, ORTModule]:
 def float_sum(outputs: Any) -> Tensor:
     """A scalar that depends differently on every element of every differentiable output."""
     tensors = [t for t in flatten(outputs)[0] if t.requires_grad]
+    tensors = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
     return sum(
         (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum() for t in tensors
     )

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from ..dtypes import differentiable
 from ..errors import NeedsStatic, NotExportable, NotRunnable
 from ..lowering.in_place import functional
 from ..lowering.translations import TABLE
@@ -144,13 +145,13 @@ def _check_histories(graph: fx.Graph) -> None:
         memory = storage(node)
         aliased = [n for n in operands if storage(n) == memory]
         if node.op == "placeholder":
-            histories[node] = _History(val.requires_grad and val.is_floating_point())
+            histories[node] = _History(val.requires_grad and differentiable(val))
         elif aliased and node.target not in _DETACHES:
             histories[node] = histories[aliased[0]]
         else:
             of = histories[aliased[0]] if aliased and node.meta.get(IMPLIED) else None
             histories[node] = _History(
-                grad and val.is_floating_point() and node.target not in _DETACHES and not _is_made(node),
+                grad and differentiable(val) and node.target not in _DETACHES and not _is_made(node),
                 of is not None and (of.grad or of.hidden),
             )
         sharing.setdefault(memory or 0, []).append(node)
@@ -229,7 +230,7 @@ def _check_saved(module: fx.GraphModule) -> None:
     given = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     changed = [w.meta["val"] for n in module.graph.nodes for w in written(n) if not n.meta.get(UNGRADED)]
     trains = any(isinstance(t, Tensor) and t.requires_grad for t in given)
-    if not (trains and any(map(torch.is_floating_point, changed))):
+    if not (trains and any(map(differentiable, changed))):
         return
     try:
         with unhooked(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
@@ -313,7 +314,7 @@ def _is_alone(chain: list[Any], graph: fx.Graph, at: int, position: dict[Any, in
     """Whether the graph makes the whole, of integers, and goes on to compute with nothing else in its memory."""
     whole = chain[-1]
     made = isinstance(whole.target, OpOverload) and all(r.alias_info is None for r in whole.target._schema.returns)
-    if not made or whole.meta["val"].is_floating_point() or whole.meta["val"].is_complex():
+    if not made or differentiable(whole.meta["val"]):
         return False
     for node in graph.nodes:
         if storage(node) != storage(whole):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..dtypes import differentiable
 from ..errors import NotExportable
 from ..lowering.translations.registry import aten
 from .autocast import Autocast
@@ -119,7 +120,7 @@ def _within(node: fx.Node, ungraded: bool, aliases: dict[fx.Node, fx.Node]) -> N
 def _detached(value: fx.Node, at: fx.Node, aliases: dict[fx.Node, fx.Node]) -> fx.Node:
     """What a node reads of a value where gradients are disabled."""
     val = value.meta.get("val")
-    if not isinstance(val, Tensor) or not val.is_floating_point():
+    if not isinstance(val, Tensor) or not differentiable(val):
         return value
     if value not in aliases:
         with at.graph.inserting_before(at):

@@ -18,7 +18,7 @@ from ..capture.export import Captured, apart, quiet
 from ..capture.numbers import Inputs, Numbers
 from ..capture.symbols import remembered
 from ..devices import device_refusal
-from ..dtypes import DTYPES
+from ..dtypes import holds
 from ..errors import NeedsStatic, NotExportable, of_the_machine
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
@@ -356,7 +356,7 @@ def _refusal(examples: Sequence[Any]) -> str:
     for e in examples:
         if not isinstance(e, (Tensor, int, float, torch.SymInt, torch.SymFloat)):
             return f"an input is a {type(e).__name__}"
-        if isinstance(e, Tensor) and (e.layout is not torch.strided or e.is_nested or e.dtype not in DTYPES):
+        if isinstance(e, Tensor) and (e.layout is not torch.strided or e.is_nested or not holds(e)):
             return f"an input has layout {e.layout} and dtype {e.dtype}"
         if isinstance(e, Tensor) and torch._is_functional_tensor(e):
             return "an input is a functional tensor"

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
-from ..dtypes import DTYPES
+from ..dtypes import holds
 from ..report import FallbackReport
 from ..stack import users_line_in
 from .batches import BEGINS, LOAD, called, change_of_depth
@@ -170,7 +170,7 @@ def _foreign(node: fx.Node) -> str:
     for value in tree_leaves([n.meta.get("example_value") for n in (*node.all_input_nodes, node)]):
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             return f"there are no kernels for layout {value.layout}"
-        if isinstance(value, Tensor) and value.dtype not in DTYPES:
+        if isinstance(value, Tensor) and not holds(value):
             return f"there are no kernels for {value.dtype}"
     return ""
 

@@ -21,7 +21,20 @@ from ..capture.autocast_region import Region
 from ..capture.numbers import is_number, term_within
 from ..dtypes import BY_TEXT
 from ..errors import NeedsStatic, Unsupported, first_lines
-from .draft import ONNX_TYPES, OVER, OWN_DOMAIN, Draft, Size, Type, Val, dtype_text, example, same_size, static
+from .draft import (
+    ONNX_TYPES,
+    OVER,
+    OWN_DOMAIN,
+    Carried,
+    Draft,
+    Size,
+    Type,
+    Val,
+    dtype_text,
+    example,
+    same_size,
+    static,
+)
 
 _OPS = _C.ops()
 
@@ -121,6 +134,9 @@ class Builder:
         Unsupported
             If the core refuses it; the message is the core's.
         """
+        carried = next((v for v in inputs if isinstance(v, Carried)), None)
+        if carried is not None:
+            raise Unsupported(f"{op} of {carried.dtype}")
         plain = {k: _plain(v) for k, v in attributes.items() if v is not None}
         types = [None if v is None else v.type for v in inputs]
         elements = {i: v.elements for i, v in enumerate(inputs) if v is not None and v.elements is not None}
@@ -318,6 +334,8 @@ class Builder:
         """`x` without gradients."""
         if not x.grad:
             return x
+        if isinstance(x, Carried):
+            return Carried(self.detached(x.carrier), x.dtype)
         out = self.emit("Detach", x)
         out.shape = x.shape
         return out
@@ -336,7 +354,7 @@ class Builder:
         """Add an output that is written over the input `given`."""
         own = value.ir
         if own.producer() is None or own in self.draft.graph.outputs:  # what marks it is the value's
-            own = self.emit("Identity", value).ir
+            own = self.emit("Identity", value.carrier if isinstance(value, Carried) else value).ir
             own.shape = value.ir.shape
         assert given.ir.name is not None
         own.metadata_props[OVER] = given.ir.name

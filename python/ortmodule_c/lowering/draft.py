@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..capture.numbers import Term
-from ..dtypes import DTYPES
+from ..dtypes import CARRIERS, DTYPES, encoded
 from ..errors import NeedsStatic, Unsupported
 
 OWN_DOMAIN = "ai.ortmodule_c"
@@ -82,7 +82,8 @@ class Val:
     def shape(self, shape: Shape | None) -> None:
         self._shape = shape
         if shape is not None:
-            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+            held = carried_as(self.dtype, shape)[1]
+            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in held])
 
     @property
     def dims(self) -> Shape:
@@ -98,13 +99,51 @@ class Val:
     @property
     def type(self) -> Type:
         """As the C core is asked about it."""
-        return dtype_text(self.dtype), self.example
+        dtype, sizes = carried_as(self.dtype, self.example)
+        return dtype_text(dtype), sizes
 
     def with_grad(self, grad: int) -> "Val":
         """The same value, from which autograd would go elsewhere."""
         val = Val(self.ir, self.dtype, self.example, self.shape, grad)
         val.elements = self.elements
         return val
+
+
+class Carried(Val):
+    """A value of a dtype that the core holds as another: of complex numbers the pairs, along a dim behind all others.
+
+    To move its elements is to move those of its carrier; with its numbers PyTorch alone computes.
+
+    Parameters
+    ----------
+    carrier
+        The value that the core has.
+    dtype
+        Its own dtype.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, carrier: Val, dtype: torch.dtype) -> None:
+        n = carrier.rank - dtype.is_complex
+        shape = None if carrier.shape is None else carrier.shape[:n]
+        super().__init__(carrier.ir, dtype, carrier.example[:n], shape, carrier.grad)
+
+    @property
+    def carrier(self) -> Val:
+        """The value that the core has."""
+        dtype, sizes = carried_as(self.dtype, self.example)
+        shape = None if self.shape is None else carried_as(self.dtype, self.shape)[1]
+        return Val(self.ir, dtype, sizes, shape, self.grad)
+
+    def with_grad(self, grad: int) -> "Carried":
+        """The same value, from which autograd would go elsewhere."""
+        return Carried(self.carrier.with_grad(grad), self.dtype)
+
+
+def carried_as(dtype: torch.dtype, shape: tuple[Any, ...]) -> tuple[torch.dtype, tuple[Any, ...]]:
+    """The dtype and shape of what the core has for a tensor."""
+    return CARRIERS.get(dtype, dtype), (*shape, 2) if dtype.is_complex else tuple(shape)
 
 
 def static(size: Size) -> int:
@@ -126,15 +165,17 @@ def example(size: Size) -> int:
 
 
 def type_of(t: Tensor) -> Type:
-    """What PyTorch says of a tensor, in the call that is exported for."""
-    return dtype_text(t.dtype), tuple(map(example, t.shape))
+    """What PyTorch says of a tensor, in the call that is exported for, as the core has it."""
+    dtype, sizes = carried_as(t.dtype, tuple(t.shape))
+    return dtype_text(dtype), tuple(map(example, sizes))
 
 
 def check_sizes(result: Any, expected: Any) -> None:
     """Assert that the results of a translation have the sizes that PyTorch says."""
     if isinstance(result, Val) and isinstance(expected, Tensor):
+        _, given = result.type
         _, sizes = type_of(expected)
-        assert result.example == sizes, f"it gives sizes {result.example}, and PyTorch {sizes}"
+        assert given == sizes, f"it gives sizes {given}, and PyTorch {sizes}"
     elif isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
         for r, e in zip(result, expected, strict=True):
             check_sizes(r, e)
@@ -183,6 +224,10 @@ class Draft:
         self, name: str, dtype: torch.dtype, example: tuple[int, ...], shape: Shape | None = None, grad: int = 0
     ) -> Val:
         """A value without a producer so far."""
+        if dtype in CARRIERS:
+            carrier, sizes = carried_as(dtype, example)
+            held = None if shape is None else carried_as(dtype, shape)[1]
+            return Carried(self.value(name, carrier, sizes, held, grad), dtype)
         dtype_text(dtype)
         value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
         if len(example) > MAX_RANK:
@@ -210,7 +255,7 @@ class Draft:
     def tensor(self, data: Tensor, name: str = "const") -> Val:
         """A constant with the elements of a tensor, which is kept and must not change."""
         val = self.value(name, data.dtype, tuple(data.shape), tuple(data.shape))
-        data = data.detach().contiguous()
+        data = encoded(data.detach()).contiguous()
         val.ir.const_value = ir.tensor_adapters.TorchTensor(data, name=val.ir.name)
         val.elements = data if data.dtype == torch.int64 and data.dim() <= 1 else None
         self.graph.initializers.add(val.ir)

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from ..capture.export import quiet
 from ..capture.recurrent import one_step_for_all
@@ -31,14 +33,20 @@ class TorchOp:
         Computes the output tensors from the input tensors.
     grads
         Which inputs gradients flow to.
+    written
+        The inputs that it writes over.
     traced
         What the tracer told of its types, if it knew them.
+    is_pytorchs
+        Whether what it keeps of its inputs and gradients is what autograd saves.
     """
 
     name: str
     run: Callable[[Sequence[Tensor]], list[Tensor]]
     grads: tuple[bool, ...]
+    written: Sequence[int]
     traced: TracedTypes | None
+    is_pytorchs: bool
 
 
 def _type(t: Tensor) -> Type:
@@ -96,28 +104,56 @@ class Callbacks:
 
         Inputs are borrowed from memory that is used again, so what autograd keeps are copies.
         """
-        op = self.ops[index]
-        with torch.set_grad_enabled(any(op.grads)), self._plainly():
-            own = [t.clone().requires_grad_(grad) for t, grad in zip(inputs, op.grads, strict=True)]
-            outputs = op.run(own)
+        op, trains = self.ops[index], any(self.ops[index].grads)
+        saved_alone = op.is_pytorchs and (not trains or _autograd._top_saved_tensors_default_hooks(True) is None)
+        kept = op.written if saved_alone else range(len(inputs))
+        own = [t.clone() if i in kept else t for i, t in enumerate(inputs)]
+        saving = _copies_of(inputs) if saved_alone and trains else contextlib.nullcontext()
+        with torch.set_grad_enabled(trains), self._plainly(), saving:
+            outputs = op.run([t.requires_grad_() if grad else t for t, grad in zip(own, op.grads, strict=True)])
         expected = self._types[index, tuple([tuple(t.shape) for t in inputs])]
         for got, promised in zip(map(_type, outputs), expected, strict=True):
             if got != promised:  # PyTorch's stand-in for the op is not exact
                 raise NotExportable(f"{op.name} gives {got}, traced as {promised}")
-        return [t.detach().contiguous() for t in outputs], (own, outputs)
+        return [t.detach().contiguous() for t in outputs], (list(map(_edge, own)), list(map(_edge, outputs)))
 
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all inputs, None where none flows."""
-        inputs: list[Tensor]
-        outputs: list[Tensor]
+        inputs: list[GradientEdge | None]
+        outputs: list[GradientEdge | None]
         inputs, outputs = state  # type: ignore[misc]
-        wanted = [t for t in inputs if t.requires_grad]
-        reached = [(o, g.clone()) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        given = grads if self.ops[index].is_pytorchs else [None if g is None else g.clone() for g in grads]
+        reached = [(edge, g) for edge, g in zip(outputs, given, strict=True) if edge is not None and g is not None]
+        wanted = [edge for edge in inputs if edge is not None]
         if not wanted or not reached:
             return [None] * len(inputs)
-        found: Any = torch.autograd.grad(
-            [o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True
+        found = iter(
+            torch.autograd.grad(
+                [edge for edge, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True
+            )
         )
-        by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
-        self._here.none |= {(index, i) for i, t in enumerate(inputs) if by_id.get(id(t)) is None}
-        return [None if by_id.get(id(t)) is None else by_id[id(t)].contiguous() for t in inputs]
+        results = [None if edge is None else next(found) for edge in inputs]
+        self._here.none |= {(index, i) for i, g in enumerate(results) if g is None}
+        return [None if g is None else g.contiguous() for g in results]
+
+
+def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Has autograd save copies of what it saves of these tensors."""
+    memory = {t.untyped_storage().data_ptr() for t in borrowed}
+    copies: dict[Any, Tensor] = {}
+
+    def saved(t: Tensor) -> Tensor:
+        place = t.untyped_storage().data_ptr()
+        if place not in memory:
+            return t
+        view = (place, t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg())
+        if view not in copies:
+            copies[view] = t.detach().clone()
+        return copies[view]
+
+    return saved_tensors_hooks(saved, lambda t: t)
+
+
+def _edge(t: Tensor) -> GradientEdge | None:
+    """Where a gradient of it comes to, if any does."""
+    return get_gradient_edge(t) if t.requires_grad else None

@@ -1,4 +1,4 @@
-"""Ops that write over their arguments: the ops that return what they write, and writes that PyTorch refuses."""
+"""Ops that write over their arguments: those that return it, those that PyTorch refuses, who sees what is written."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from ..errors import NotExportable
+from ..errors import NeedsFunctional, NotExportable
 from ..options import logger
 
 
@@ -116,3 +116,33 @@ def _results(node: fx.Node, op: OpOverload) -> list[Tensor]:
         logger.debug("%s does not run without elements", op, exc_info=True)
         return []
     return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+
+
+class Memory:
+    """Which nodes share memory, so that a change of one is seen through the others."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._position = {n: i for i, n in enumerate(graph.nodes)}
+        self._sharing: dict[int, list[fx.Node]] = {}
+
+    def add(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if isinstance(val, Tensor) and val.layout is torch.strided:
+            self._sharing.setdefault(val.untyped_storage()._cdata, []).append(node)
+
+    def same_elements(self, changed: fx.Node, at: fx.Node) -> list[fx.Node]:
+        """The nodes that are the same tensor as `changed`; NeedsFunctional if another view of it is read after `at`."""
+        val = changed.meta["val"]
+        same = []
+        for node in self._sharing.get(val.untyped_storage()._cdata, [changed]):
+            other = node.meta["val"]
+            if _geometry(other) == _geometry(val):
+                same.append(node)
+            elif any(self._position[u] > self._position[at] for u in node.users) or node.op == "placeholder":
+                raise NeedsFunctional(str(at.target))
+        return same
+
+
+def _geometry(t: Tensor) -> tuple[Any, ...]:
+    places = (str(tuple(t.shape)), str(t.stride()), str(t.storage_offset()))
+    return (*places, t.dtype, t.is_conj(), t.is_neg())

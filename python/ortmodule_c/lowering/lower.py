@@ -21,17 +21,18 @@ from ..capture.history import assign_parts
 from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
 from ..devices import provider_of
+from ..dtypes import CARRIERS, decoded, differentiable, held_whole
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
 from ..report import mistake
 from ..stack import users_line_in
 from .ancestry import Ancestry
 from .builder import Builder
-from .draft import Draft, Val, check_sizes
+from .draft import Carried, Draft, Val, check_sizes
 from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
-from .in_place import fits, functional, refuse_misfits, written
+from .in_place import Memory, fits, functional, refuse_misfits, written
 from .torch_call import CHANGES_STATISTICS, torch_call, used_results
-from .translations import TABLE
+from .translations import CARRIED, TABLE, touches_carried
 from .translations.registry import aten
 
 _CHECKS = {
@@ -45,6 +46,13 @@ _WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they woul
 # Ops that refuse one sample, of four dims, that lies in memory as many of an image's channels do.
 _READS_STRIDES = {aten.max_pool3d.default, aten.max_pool3d_with_indices.default}
 _MAX_EXPANSIONS = 4
+
+
+def _decoding(dtype: torch.dtype) -> Step:
+    return lambda t, _inputs: decoded(t, dtype)
+
+
+_DECODED = {dtype: _decoding(dtype) for dtype in CARRIERS}  # what makes a result of an output that carries it
 
 
 @dataclass
@@ -123,35 +131,6 @@ def lower(captured: Captured) -> Lowered:
         raise NotExportable(mistake("the lowering of a graph", error)) from error
 
 
-class _Memory:
-    """Which nodes share memory, so that a change of one is seen through the others."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._position = {n: i for i, n in enumerate(graph.nodes)}
-        self._sharing: dict[int, list[fx.Node]] = {}
-
-    def add(self, node: fx.Node) -> None:
-        val = node.meta.get("val")
-        if isinstance(val, Tensor) and val.layout is torch.strided:
-            self._sharing.setdefault(val.untyped_storage()._cdata, []).append(node)
-
-    def same_elements(self, changed: fx.Node, at: fx.Node) -> list[fx.Node]:
-        """The nodes that are the same tensor as `changed`; NeedsFunctional if another view of it is read after `at`."""
-        val = changed.meta["val"]
-        same = []
-        for node in self._sharing.get(val.untyped_storage()._cdata, [changed]):
-            other = node.meta["val"]
-            if _geometry(other) == _geometry(val):
-                same.append(node)
-            elif any(self._position[u] > self._position[at] for u in node.users) or node.op == "placeholder":
-                raise NeedsFunctional(str(at.target))
-        return same
-
-
-def _geometry(t: Tensor) -> tuple[str, ...]:
-    return (str(tuple(t.shape)), str(t.stride()), str(t.storage_offset()), str(t.dtype))
-
-
 class _Lowering:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -178,7 +157,7 @@ class _Lowering:
         results, _ = self._captured.results()
         self._results = {r: self._ancestry.bit() for r in results if isinstance(r, fx.Node) and r.op != "placeholder"}
         module = self._captured.program.graph_module
-        memory = _Memory(module.graph)
+        memory = Memory(module.graph)
         for node in module.graph.nodes:
             if node.op != "output":
                 try:
@@ -190,9 +169,7 @@ class _Lowering:
 
     def _add_input(self, node: fx.Node, name: str) -> Val:
         val = node.meta["val"]
-        grad = (
-            val.requires_grad and val.is_floating_point() and torch.is_grad_enabled()
-        )  # as in the calls that it serves
+        grad = val.requires_grad and differentiable(val) and torch.is_grad_enabled()  # as in the calls that it serves
         return self._draft.input(name, val.dtype, tuple(val.shape), grad)
 
     def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
@@ -226,12 +203,13 @@ class _Lowering:
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
         outputs = [self._number_out(v) if not isinstance(v, Val) else v for v in outputs]
         position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
+        first = [(_DECODED[v.dtype],) if isinstance(v, Carried) else () for v in outputs]
         places: list[tuple[str, int, tuple[Step, ...]]] = [
-            ("output", position[k], ())
+            ("output", position[k], first[position[k]])
             if alias is None
             else ("input", alias.position, alias.steps)
             if alias.source == "input"
-            else ("output", position[alias.position], alias.steps)
+            else ("output", position[alias.position], (*first[position[alias.position]], *alias.steps))
             for k, alias in enumerate(self._captured.aliases)
         ]
         reaches = [v.grad for v in outputs] + [0] * len(final)
@@ -288,7 +266,7 @@ class _Lowering:
             if isinstance(t, Tensor) and t.device != self._device and (t.dim() > 0 or node in self._results):
                 raise NotExportable(f"{node.name} is on {t.device}, the module's tensors are on {self._device}")
 
-    def _node(self, node: fx.Node, module: fx.GraphModule, memory: _Memory | None) -> None:
+    def _node(self, node: fx.Node, module: fx.GraphModule, memory: Memory | None) -> None:
         if memory is not None:
             memory.add(node)
         if node in self._env:  # an input
@@ -314,7 +292,7 @@ class _Lowering:
         else:
             raise NotExportable(f"{node.target} has no translation")
 
-    def _aten(self, node: fx.Node, op: OpOverload, memory: _Memory | None) -> None:
+    def _aten(self, node: fx.Node, op: OpOverload, memory: Memory | None) -> None:
         changed = written(op)
         if changed:
             op = _functional(node, op)
@@ -366,6 +344,9 @@ class _Lowering:
             grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
         saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
         made = [t for t in pytree.tree_leaves(b.result) if isinstance(t, Tensor)]
+        for t, r in zip(made, reached, strict=True):
+            if held_whole(t) and any(grads[k] for k in r.operands):
+                raise NotExportable(f"a gradient would go through {t.dtype}")
         self._note_saved(op, node, [*[leaves[i].meta["val"] for i in where], *made], reached, saving)
         return _carrying(b, result, b.result, iter([self._from(r, grads, saving) for r in reached]))
 
@@ -395,7 +376,7 @@ class _Lowering:
     def _value(self, arg: Any) -> Any:
         return self._env[arg] if isinstance(arg, fx.Node) else unmarked(arg)
 
-    def _store(self, target: fx.Node, value: Val, at: fx.Node, memory: _Memory | None) -> None:
+    def _store(self, target: fx.Node, value: Val, at: fx.Node, memory: Memory | None) -> None:
         """Let `value` stand for a tensor changed in place."""
         if memory is None:
             raise NeedsFunctional(str(at.target))
@@ -420,7 +401,7 @@ class _Lowering:
     def _native(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0) -> Any:
         """The op by its translation, else by those of the ops it is composed of."""
         op = b.op
-        translation = TABLE.get(op)
+        translation = (CARRIED if touches_carried(args, kwargs, b.result) else TABLE).get(op)
         if translation is None:
             return self._composed(b, node, args, kwargs, depth)
         _check_scalars(b, args, kwargs)
@@ -480,7 +461,9 @@ class _Lowering:
         index = len(self._callbacks.ops)
         self._in_pytorch[node] = index
         self._gives_numbers |= any(v in self._draft.numbers.values() for v in call.given)
-        self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given), call.traced))
+        grads = tuple([v.grad != 0 for v in call.given])
+        is_pytorchs = b.op.namespace == "aten"
+        self._callbacks.ops.append(TorchOp(call.name, call.run, grads, call.written, call.traced, is_pytorchs))
         self._fallbacks.append((call.name, cause if b.op is not custom_function.op() else "a custom autograd.Function"))
         made = b.call_torch(index, call.given, call.types)
         if isinstance(b.op, OpOverload) and _is_random(b.op):
@@ -532,7 +515,9 @@ def _placed(error: NotExportable, node: fx.Node) -> NotExportable:
 def _typed(b: Builder, result: Any, expected: Any) -> Any:
     """Give results the shape and dtype that PyTorch says they have."""
     if isinstance(result, Val) and isinstance(expected, Tensor):
-        if result.dtype != expected.dtype:
+        if isinstance(result, Carried) or expected.dtype in CARRIERS:
+            assert result.dtype == expected.dtype, f"it gives {result.dtype}, and PyTorch {expected.dtype}"
+        elif result.dtype != expected.dtype:
             result = b.cast(result, expected.dtype)
         if result.shape is None:
             result.shape = tuple(expected.shape)

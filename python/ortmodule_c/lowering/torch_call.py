@@ -15,10 +15,10 @@ from ..capture import custom_function
 from ..capture.autocast import WITHIN
 from ..capture.autocast_region import Region, within
 from ..capture.numbers import Term, is_number
-from ..dtypes import DTYPES
+from ..dtypes import decoded, encoded, holds
 from ..errors import NeedsStatic, NotExportable
 from .builder import Builder
-from .draft import MAX_RANK, Type, Val, type_of
+from .draft import MAX_RANK, Carried, Type, Val, type_of
 from .expansion import SYMBOLIC
 from .traced_types import TracedTypes, traced_types
 from .translations.registry import aten
@@ -51,8 +51,8 @@ class TorchCall:
     given
         The operands, first as the node has them, so that gradients find them there; then what carries numbers and
         sizes.
-    types
-        What `run` gives, in the call that is exported for.
+    types, dtypes
+        What `run` gives, in the call that is exported for, as the core has it, and of which dtypes that is.
     traced
         What the tracer told of the types of the operands and of what `run` gives, if it knew them.
     used
@@ -67,6 +67,7 @@ class TorchCall:
     run: Run
     given: list[Val]
     types: list[Type]
+    dtypes: list[torch.dtype]
     traced: TracedTypes | None
     used: list[int]
     written: list[int]
@@ -74,6 +75,7 @@ class TorchCall:
 
     def results(self, b: Builder, made: Sequence[Val]) -> Any:
         """The results of the node, None where they are not read, of the values that `run` has become."""
+        made = [v if dtype is v.dtype else Carried(v, dtype) for v, dtype in zip(made, self.dtypes, strict=True)]
         found: list[Val | None] = [None] * self.spec.num_leaves
         for i, value in zip(self.used, made, strict=False):
             found[i] = value
@@ -98,7 +100,11 @@ def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     _check_results(op, [fakes[i] for i in used])
     if op in _READS_MEMORY:
         order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
-        if order is None or (op is not aten.as_strided.default and order != sorted(order)):
+        if (
+            order is None
+            or isinstance(args[0], Carried)
+            or (op is not aten.as_strided.default and order != sorted(order))
+        ):
             raise NotExportable(f"{op} depends on how its operand lies in memory")
         args = (b.transpose(args[0], order), *args[1:])
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
@@ -115,13 +121,17 @@ def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     given = [*operands, *extra]
     gives = [*[(fakes[i].dtype, fakes[i].shape) for i in used], *[(v.dtype, v.shape) for v in overwritten]]
     traced = traced_types([(v.dtype, v.shape) for v in given], gives)
-    return TorchCall(name, _chosen(run, used, written), given, types, traced, used, written, out_spec)
+    chosen = _chosen(run, [v.dtype for v in given], used, written)
+    return TorchCall(name, chosen, given, types, [d for d, _ in gives], traced, used, written, out_spec)
 
 
-def _chosen(run: Run, used: list[int], written: list[int]) -> Run:
+def _chosen(run: Run, dtypes: Sequence[torch.dtype], used: list[int], written: list[int]) -> Run:
+    """What is read of the results for operands of these dtypes, all as the core holds them."""
+
     def chosen(tensors: Sequence[Tensor]) -> list[Tensor]:
-        results = run(tensors)
-        return [*[results[i] for i in used], *[tensors[i] for i in written]]
+        own = [t if t.dtype is dtype else decoded(t, dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
+        results = run(own)
+        return [encoded(t) for t in (*[results[i] for i in used], *[own[i] for i in written])]
 
     return chosen
 
@@ -211,7 +221,7 @@ def _check_results(op: OpOverload, fakes: list[Any]) -> None:
     if torch.Tag.dynamic_output_shape in op.tags:
         raise NotExportable(f"the size of the result of {op} depends on the data")
     for f in fakes:
-        if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
+        if not isinstance(f, Tensor) or not holds(f) or f.layout is not torch.strided:
             raise NotExportable(f"{op} returns what no graph can hold")
         for size in f.shape:
             if isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols):

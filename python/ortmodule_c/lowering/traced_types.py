@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..capture.shapes import dim_of, value_of
-from .draft import Shape, Type, dtype_text
+from .draft import Shape, Type, carried_as, dtype_text
 
 _Traced = tuple[str, tuple[Any, ...]]  # a dtype, and sizes that are numbers or expressions of sympy's
 
@@ -43,6 +43,8 @@ class TracedTypes:
 
 def traced_types(operands: Sequence[tuple[torch.dtype, Shape | None]], results: Any) -> TracedTypes | None:
     """Those of operands and results of these dtypes and shapes, None if some shape is not known."""
-    told = [(dtype_text(dtype), shape and tuple(map(dim_of, shape))) for dtype, shape in (*operands, *results)]
-    known = [(dtype, dims) for dtype, dims in told if dims is not None]
-    return TracedTypes(known[: len(operands)], known[len(operands) :]) if len(known) == len(told) else None
+    known = [carried_as(dtype, shape) for dtype, shape in (*operands, *results) if shape is not None]
+    if len(known) < len(operands) + len(results):
+        return None
+    told = [(dtype_text(dtype), tuple(map(dim_of, shape))) for dtype, shape in known]
+    return TracedTypes(told[: len(operands)], told[len(operands) :])

@@ -1,6 +1,7 @@
 """Training-exact translations of ATen ops, by family."""
 
 from . import (
+    carried,
     conv,
     copies,
     division,
@@ -16,10 +17,13 @@ from . import (
     special,
     windows,
 )
+from .carried import CARRIED, touches_carried
 from .registry import TABLE
 
 __all__ = [
+    "CARRIED",
     "TABLE",
+    "carried",
     "conv",
     "copies",
     "division",
@@ -33,5 +37,6 @@ __all__ = [
     "reduce",
     "shape",
     "special",
+    "touches_carried",
     "windows",
 ]

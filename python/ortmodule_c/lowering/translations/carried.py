@@ -1,0 +1,192 @@
+"""Ops on values of dtypes that the core holds as others: what moves their elements, and how complex numbers are added.
+
+The other ops run in PyTorch: a product of complex numbers is there what its kernel makes of infinities.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ...dtypes import CARRIERS, encoded
+from ...errors import Unsupported
+from ..builder import Builder
+from ..draft import Carried, Val, carried_as
+from . import elementwise, indexing, shape  # noqa: F401 (the moves of other dtypes)
+from .registry import TABLE, Translation, aten, result_dtype
+
+CARRIED: dict[OpOverload, Translation] = {}
+# What gives elements of its operands as they are, dims being counted where `_DIMS` says.
+_MOVES = (
+    *(aten.alias.default, aten.clone.default, aten.contiguous.default, aten.detach.default, aten.positive.default),
+    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default),
+    *(aten.resolve_conj.default, aten.resolve_neg.default),
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+    *(aten.view_as.default, aten.unflatten.int, aten.reshape_as.default, aten.view_copy.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+    *(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default),
+    *(aten.permute.default, aten.transpose.int, aten.swapaxes.default, aten.swapdims.default),
+    *(aten.select.int, aten.slice.Tensor, aten.narrow.default, aten.index_select.default),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.chunk.default, aten.unbind.int),
+    *(aten.cat.default, aten.concat.default, aten.concatenate.default, aten.stack.default),
+    *(aten.repeat.default, aten.tile.default, aten.flip.default, aten.roll.default, aten.constant_pad_nd.default),
+    *(aten.index.Tensor, aten.slice_scatter.default, aten.select_scatter.default),
+)
+_DIMS = {"dim", "dims", "dim0", "dim1", "axis0", "axis1"}
+_PUT = {aten.slice_scatter.default, aten.select_scatter.default}
+_ADD_A_DIM = {aten.unsqueeze.default, aten.stack.default}
+
+
+def touches_carried(args: Any, kwargs: Any, result: Any) -> bool:
+    """Whether an op takes or gives a tensor that the core holds as another."""
+    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+    fakes = pytree.tree_leaves(result)
+    return any(isinstance(v, Carried) for v in leaves) or any(
+        isinstance(t, Tensor) and t.dtype in CARRIERS for t in fakes
+    )
+
+
+def _translates(*ops: OpOverload) -> Callable[[Translation], Translation]:
+    def add(function: Translation) -> Translation:
+        CARRIED.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
+
+
+@_translates(*_MOVES)
+def move(b: Builder, *args: Any, **kwargs: Any) -> Any:
+    """The same op on what carries its operands, which are of one dtype."""
+    op, first = b.op, next(v for v in pytree.tree_leaves(args, is_leaf=_is_val) if isinstance(v, Val))
+    moved = pytree.tree_leaves(args if op in _PUT else args[0], is_leaf=_is_val)
+    if any(not isinstance(v, Carried) or v.dtype != first.dtype for v in moved if isinstance(v, Val)):
+        raise Unsupported(f"{op} of several dtypes")
+    if first.dtype.is_complex:
+        args = tuple([_of_pairs(op, a.name, v, first.rank) for a, v in zip(op._schema.arguments, args, strict=False)])
+        if kwargs.keys() & _DIMS or (op is aten.roll.default and (len(args) < 3 or not args[2])):
+            raise Unsupported(f"{op} of complex numbers, called like that")
+    given = pytree.tree_map_only(Carried, lambda v: v.carrier, args, is_leaf=_is_val)
+    part = b.of_part(op, pytree.tree_map_only(Tensor, encoded, b.result))
+    return _carrying(TABLE[op](part, *given, **kwargs), first.dtype)
+
+
+def _is_val(v: Any) -> bool:
+    return isinstance(v, Val)
+
+
+def _of_pairs(op: OpOverload, name: str, value: Any, rank: int) -> Any:
+    """An argument for pairs along one more dim, behind all others."""
+    if op in (aten.repeat.default, aten.tile.default) and name in ("repeats", "dims"):
+        return [*value, 1]
+    if name in _DIMS and value is not None:
+        n = max(rank + (op in _ADD_A_DIM), 1)
+        dims = [d + n if d < 0 else d for d in ([value] if isinstance(value, int) else value)]
+        return dims[0] if isinstance(value, int) else [*dims, rank] if op is aten.permute.default else dims
+    if name == "pad":
+        return [0, 0, *value]
+    if name == "value" and value != 0:
+        raise Unsupported(f"a pad of complex numbers by {value}")
+    return value
+
+
+def _carrying(result: Any, dtype: torch.dtype) -> Any:
+    if isinstance(result, (list, tuple)):
+        return [_carrying(v, dtype) for v in result]
+    return Carried(result, dtype)
+
+
+@_translates(aten.view_as_real.default, aten.view_as_real_copy.default)
+def view_as_real(_b: Builder, x: Carried) -> Val:
+    return x.carrier
+
+
+@_translates(aten.view_as_complex.default, aten.view_as_complex_copy.default)
+def view_as_complex(b: Builder, x: Val) -> Val:
+    return Carried(x, result_dtype(b))
+
+
+@_translates(aten.complex.default)
+def complex_(b: Builder, real: Val, imag: Val) -> Val:
+    shape_ = tuple(b.result.shape)
+    parts = [b.unsqueeze(b.expand(v, shape_), len(shape_)) for v in (real, imag)]
+    return Carried(b.emit("Concat", *parts, axis=len(shape_)), result_dtype(b))
+
+
+@_translates(aten.t.default)
+def t(b: Builder, x: Carried) -> Val:
+    perm = [*reversed(range(x.rank)), *([x.rank] if x.dtype.is_complex else [])]
+    return Carried(b.transpose(x.carrier, perm), x.dtype)
+
+
+@_translates(aten.add.Tensor, aten.sub.Tensor)
+def add(b: Builder, x: Val, y: Val, *, alpha: Any = 1) -> Val:
+    """Of complex numbers of one dtype, a part at a time as PyTorch does it."""
+    dtype = result_dtype(b)
+    both = isinstance(x, Carried) and isinstance(y, Carried) and x.dtype == y.dtype == dtype
+    if not (both and dtype.is_complex) or alpha != 1:
+        raise Unsupported("a sum other than of two tensors of complex numbers")
+    x, y = (b.unsqueeze(v.carrier, *range(len(b.result.shape) - v.rank)) for v in (x, y))  # type: ignore[attr-defined]
+    return Carried(b.emit("Add" if b.aten_name == "add" else "Sub", x, y), dtype)
+
+
+@_translates(aten.neg.default)
+def neg(b: Builder, x: Carried) -> Val:
+    if not x.dtype.is_complex:
+        raise Unsupported(f"neg of {x.dtype}")
+    return Carried(b.emit("Neg", x.carrier), x.dtype)
+
+
+@_translates(aten._conj.default, aten._conj_physical.default, aten._conj_copy.default)
+def conj(b: Builder, x: Carried) -> Val:
+    if not x.dtype.is_complex:
+        return x
+    real, imag = _parts(b, x)
+    return Carried(b.emit("Concat", real, b.emit("Neg", imag), axis=x.rank), x.dtype)
+
+
+def _parts(b: Builder, x: Carried) -> list[Val]:
+    """Real and imaginary parts, each along a last dim of one."""
+    parts = b.emit_all("Split", x.carrier, b.ints([1, 1]), outputs=2, axis=x.rank)
+    for part in parts:
+        part.shape = None if x.shape is None else (*x.shape, 1)
+    return parts
+
+
+@_translates(aten.real.default, aten.imag.default)
+def part_of(b: Builder, x: Carried) -> Val:
+    if not x.dtype.is_complex:
+        raise Unsupported(f"a part of {x.dtype}")
+    return b.squeeze(_parts(b, x)[b.aten_name == "imag"], x.rank)
+
+
+@_translates(aten._to_copy.default, aten.to.dtype)
+def to_dtype(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
+    """Between complex dtypes, or from numbers of the dtype of their parts."""
+    dtype = result_dtype(b)
+    if dtype.is_complex and isinstance(x, Carried) and x.dtype.is_complex:
+        return Carried(b.cast(x.carrier, CARRIERS[dtype]), dtype)
+    if dtype.is_complex and not isinstance(x, Carried):
+        real = b.unsqueeze(b.cast(x, CARRIERS[dtype]), x.rank)
+        return Carried(b.emit("Concat", real, b.full(real.dims, 0.0, real.dtype), axis=x.rank), dtype)
+    raise Unsupported(f"{x.dtype} as {dtype}")
+
+
+@_translates(aten.copy.default)
+def copy(b: Builder, x: Val, source: Val, _non_blocking: bool = False) -> Val:
+    if not isinstance(source, Carried) or source.dtype != x.dtype:
+        source = to_dtype(b, source)
+    assert isinstance(source, Carried)
+    return Carried(b.expand(source.carrier, carried_as(x.dtype, tuple(b.result.shape))[1]), x.dtype)
+
+
+@_translates(aten.where.self)
+def where(b: Builder, condition: Val, x: Val, y: Val) -> Val:
+    dtype = result_dtype(b)
+    if not (isinstance(x, Carried) and isinstance(y, Carried) and x.dtype == y.dtype == dtype):
+        raise Unsupported("where of several dtypes")
+    if dtype.is_complex:
+        condition = b.unsqueeze(condition, condition.rank)
+    return Carried(b.emit("Where", condition, x.carrier, y.carrier), dtype)
