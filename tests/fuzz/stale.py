@@ -22,7 +22,7 @@ from torch import nn
 
 from ortmodule_c import DebugOptions, ORTModule
 
-# What the first way refuses to follow, as README says.
+# What the first way refuses to follow, as docs/behaviour.md says.
 NOT_FOLLOWED = frozenset(
     {
         *("identity", "pair", "which", "thread", "ndarray", "fromnumpy", "array", "bytearray", "deque"),
