@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from ortmodule_c import ORTModule, ORTModuleError, verify
-from wrapped import Function, close, float_sum, pair, skip_without_onednns_bfloat16
+from wrapped import BFLOAT16, Function, assert_same_step, close, float_sum, pair, skip_without_onednns_bfloat16
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": nn.LSTM,
@@ -441,3 +441,25 @@ def test_states_are_of_as_many_layers_as_there_are(n: int) -> None:
     x, state = torch.randn(4, 3, 5), torch.randn(n, 3, 6)
     want, got = called(eager, x, state), called(ours, x, state)
     assert isinstance(want, str) and got == want
+
+
+def behind_a_break(s: Function, x: Tensor) -> Tensor:
+    if x.sum() > 1e6:
+        x = x * 2
+    return s.head(s.layer(x)[0].relu())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_behind_a_break_runs_in_c(kind: str) -> None:
+    module = Function(behind_a_break, layer=KINDS[kind](6, 5, 2, bidirectional=True), head=nn.Linear(10, 3))
+    eager, ours = pair(module)
+    for length in (4, 7, 1):
+        assert_same_step(eager, ours, torch.randn(length, 3, 6))
+    assert {r.cause.split(":")[1] for r in ours.fallback_report()} == {" Data-dependent branching"}
+    assert ours.stats()["graphs"] > 0
+    if kind != "lstm" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            x = torch.randn(5, 3, 6)
+            close(ours(x), eager(x), rtol=4 * BFLOAT16)

@@ -309,14 +309,15 @@ class SecondWay:
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
         # What Dynamo cannot compile is left to Python at the place where it is, and so is an assertion of a tensor,
-        # hooks that are added are seen, and random numbers of NumPy are NumPy's. No graph is cut for the buckets of
-        # DistributedDataParallel, as gradients go on as they are there.
+        # hooks that are added are seen, random numbers of NumPy are NumPy's, and recurrent layers are traced. No graph
+        # is cut for the buckets of DistributedDataParallel, as gradients go on as they are there.
         settings = {
             "suppress_errors": not self._whole,
             "rewrite_assert_with_torch_assert": False,
             "skip_nnmodule_hook_guards": False,
             "use_numpy_random_stream": True,
             "optimize_ddp": False,
+            "allow_rnn": True,
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
         self._settings = config.patch(limits | settings)  # one for all calls: what each leaves behind is never freed
