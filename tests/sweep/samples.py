@@ -19,8 +19,11 @@ from torch.utils import _pytree as pytree
 DTYPES = {
     str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16)
 }
+# That the core holds as others: they are run where they are asked for.
+CARRIED = {str(d).removeprefix("torch."): d for d in (torch.complex64, torch.uint16, torch.uint32, torch.uint64)}
 ERRORS = "errors"  # in the place of a dtype: samples that PyTorch refuses
 
+_ALL = DTYPES | CARRIED
 # Their results are whatever the memory held.
 _UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -35,7 +38,7 @@ class Group:
         ``nn.functional.pad.constant``: an operator and its variant; ``add (in place)``: its method that writes over
         its operand; ``nn.Linear (module)``: a module.
     dtype
-        A key of `DTYPES`, or `ERRORS`.
+        A key of `DTYPES` or `CARRIED`, or `ERRORS`.
     """
 
     name: str
@@ -95,7 +98,7 @@ def cases(group: Group) -> Iterator[Case]:
     torch.manual_seed(0)
     if group.name in _MODULES:
         info, errors = _MODULES[group.name], group.dtype == ERRORS
-        dtype = torch.float32 if errors else DTYPES[group.dtype]
+        dtype = torch.float32 if errors else _ALL[group.dtype]
         make = info.module_error_inputs_func if errors else info.module_inputs_func
         for training in (True, False) if info.train_and_eval_differ else (True,):
             for sample in make(info, device="cpu", dtype=dtype, requires_grad=True, training=training):
@@ -110,7 +113,7 @@ def cases(group: Group) -> Iterator[Case]:
         for error in op.error_inputs("cpu"):
             yield _case(op, function, error.sample_input)
     else:
-        dtype = DTYPES[group.dtype]
+        dtype = _ALL[group.dtype]
         for sample in op.sample_inputs("cpu", dtype, requires_grad=dtype in op.supported_backward_dtypes("cpu")):
             yield _case(op, function, sample)
 
@@ -269,7 +272,7 @@ def _has(name: str, dtype: str) -> bool:
     else:
         op = _OPS.get(name) or _IN_PLACE[name]
         errors, dtypes = op.error_inputs_func if name in _OPS else None, op.supported_dtypes("cpu")
-    return errors is not None if dtype == ERRORS else DTYPES[dtype] in dtypes
+    return errors is not None if dtype == ERRORS else _ALL[dtype] in dtypes
 
 
 # Their random operators set the seed inside of the call, which is no part of what is to be computed.

@@ -17,13 +17,13 @@ with warnings.catch_warnings():
     import page
     from compare import FAILURES
     from pool import Result, run
-    from samples import DTYPES, ERRORS, groups
+    from samples import CARRIED, DTYPES, ERRORS, groups
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", default="", metavar="REGEX", help="operators and modules whose name contains it")
-    parser.add_argument("--dtype", action="append", choices=[*DTYPES, ERRORS], help="these alone")
+    parser.add_argument("--dtype", action="append", choices=[*DTYPES, ERRORS, *CARRIED], help="these alone")
     parser.add_argument("--most", type=int, metavar="N", help="at most N samples of an operator and dtype")
     parser.add_argument("--sample", type=int, metavar="I", help="the I-th sample alone")
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="the K-th of N parts, K from 0")
@@ -51,7 +51,7 @@ def main() -> int:
             results.append(result)
             if result.outcome.kind in FAILURES or options.sample is not None:
                 print(result, flush=True)
-    for dtype in [*DTYPES, ERRORS]:
+    for dtype in [*DTYPES, ERRORS, *CARRIED]:
         counts = Counter(r.outcome.kind for r in results if r.group.dtype == dtype)
         if counts:
             print(

@@ -64,6 +64,8 @@ def move(b: Builder, *args: Any, **kwargs: Any) -> Any:
     moved = pytree.tree_leaves(args if op in _PUT else args[0], is_leaf=_is_val)
     if any(not isinstance(v, Carried) or v.dtype != first.dtype for v in moved if isinstance(v, Val)):
         raise Unsupported(f"{op} of several dtypes")
+    if first.rank == 0 and op is aten.index_select.default:
+        raise Unsupported("an element of a scalar")
     if first.dtype.is_complex:
         args = tuple([_of_pairs(op, a.name, v, first.rank) for a, v in zip(op._schema.arguments, args, strict=False)])
         if kwargs.keys() & _DIMS or (op is aten.roll.default and (len(args) < 3 or not args[2])):
@@ -166,6 +168,8 @@ def part_of(b: Builder, x: Carried) -> Val:
 def to_dtype(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
     """Between complex dtypes, or from numbers of the dtype of their parts."""
     dtype = result_dtype(b)
+    if dtype not in CARRIERS:
+        raise Unsupported(f"{x.dtype} as {dtype}")
     if dtype.is_complex and isinstance(x, Carried) and x.dtype.is_complex:
         return Carried(b.cast(x.carrier, CARRIERS[dtype]), dtype)
     if dtype.is_complex and not isinstance(x, Carried):

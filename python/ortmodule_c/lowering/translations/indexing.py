@@ -7,10 +7,9 @@ import torch
 
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Size, Val, same_size
+from ..draft import Shape, Size, Val, same_size
 from .registry import aten, axis_of, same_sizes, translates
-
-_MOST_PAIRS = 1 << 20  # of places and what is put there
+from .shape import whole_numbers
 
 
 @translates(aten.index_select.default)
@@ -242,16 +241,12 @@ def _put(b: Builder, x: Val, axis: int, index: Val, values: Val, strict: int = 0
     """
     picked = (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])
     count, n = math.prod(index.dims), x.dims[axis]
-    if not (isinstance(count, int) and isinstance(n, int)) or 0 in (count, *x.example) or count * n > _MOST_PAIRS:
+    if 0 in (*index.example, *x.example):
         raise Unsupported(f"{count} rows put into {n}")
     rows = b.reshape(b.expand(values, picked), (*x.dims[:axis], count, *x.dims[axis + 1 :]))
-    lines = b.tensor(torch.arange(n), "places")
-    flat = b.emit("Gather", lines, _flat(b, index), axis=0, strict=strict)  # counted from the front
-    here = b.cast(b.emit("Equal", b.unsqueeze(lines, 1), b.unsqueeze(flat, 0)), torch.int64)
-    order = b.tensor(torch.arange(1, count + 1), "order")
-    last = b.emit("ReduceMax", b.emit("Mul", here, order), b.ints([1]), keepdims=0)  # 0 where none is put
-    stays = b.unsqueeze(b.emit("Equal", last, b.const(0, torch.int64)), *range(1, x.rank - axis))
-    place = b.emit("Max", b.emit("Sub", last, b.const(1, torch.int64)), b.const(0, torch.int64))
+    flat = b.emit("Gather", whole_numbers(b, 0, n), _flat(b, index), axis=0, strict=strict)  # counted from the front
+    stays, place = _last_put(b, (n,), 0, flat, whole_numbers(b, 1, count + 1))
+    stays = b.unsqueeze(stays, *range(1, x.rank - axis))
     taken = b.emit("Gather", b.detached(rows), place, axis=axis, strict=1)
     out = b.emit("Where", stays, b.detached(x), taken)
     none = b.full((), 0, x.dtype)
@@ -261,6 +256,53 @@ def _put(b: Builder, x: Val, axis: int, index: Val, values: Val, strict: int = 0
     if not parts:
         return out
     return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
+
+
+def _last_put(b: Builder, shape: Shape, axis: int, index: Val, order: Val) -> tuple[Val, Val]:
+    """Where nothing is put, and which, counted from 1 by `order`, was the last that was, less one."""
+    none = b.full(shape, 0, torch.int64)
+    last = b.emit("ScatterElements", none, index, order, axis=axis, strict=1, reduction="max")
+    place = b.emit("Max", b.emit("Sub", last, b.const(1, torch.int64)), b.const(0, torch.int64))
+    return b.emit("Equal", last, b.const(0, torch.int64)), place
+
+
+@translates(aten.scatter.src)
+def scatter(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
+    """Elements put into lines, of several for one place the last; each has the gradient of its place."""
+    _need_ids(index, torch.int64)
+    if x.rank == 0 or source.dtype != x.dtype or not same_sizes(index.dims, source.dims):
+        raise Unsupported("scatter to a scalar, or of a part of its source")
+    axis = axis_of(x, dim)
+    others = [list(v.dims[:axis]) + list(v.dims[axis + 1 :]) for v in (x, index)]
+    if not same_sizes(*map(tuple, others)) or 0 in (*index.example, *x.example):
+        raise Unsupported("scatter to a part of the lines")
+    order = b.unsqueeze(whole_numbers(b, 1, index.dims[axis] + 1), *range(1, x.rank - axis))
+    stays, place = _last_put(b, x.dims, axis, index, b.expand(order, index.dims))
+    taken = b.emit("GatherElements", b.detached(source), place, axis=axis, strict=1)
+    out = b.emit("Where", stays, b.detached(x), taken)
+    none = b.full((), 0, x.dtype)
+    parts = [b.emit("Where", stays, x, none)] if x.grad else []
+    if source.grad:
+        parts.append(b.emit("GatherElementsGrad", source, index, b.full(x.dims, 0, x.dtype), axis=axis, strict=1))
+    if not parts:
+        return out
+    return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
+
+
+@translates(aten.histc.default)
+def histc(b: Builder, x: Val, bins: int = 100, min: Any = 0, max: Any = 0) -> Val:
+    """How many numbers are in each of equally wide parts of a range, the last of which has its end."""
+    if not (isinstance(min, (int, float)) and isinstance(max, (int, float)) and min < max and x.dtype in _FLOATS[:2]):
+        raise Unsupported(f"histc of {x.dtype} from {min} to {max}")
+    flat = _flat(b, b.detached(x))
+    low, high, n = (b.const(float(v), x.dtype) for v in (min, max, bins))
+    width = b.emit("Sub", high, low)
+    place = b.emit("Div", b.emit("Mul", b.emit("Sub", flat, low), n), width)
+    within = b.emit("And", b.emit("GreaterOrEqual", flat, low), b.emit("LessOrEqual", flat, high))
+    place = b.emit("Where", within, place, b.const(0.0, x.dtype))
+    place = b.emit("Min", b.cast(place, torch.int64), b.const(bins - 1, torch.int64))
+    found = b.cast(within, x.dtype)
+    return b.emit("GatherGrad", found, place, b.full((bins,), 0.0, x.dtype), axis=0, strict=1)
 
 
 @translates(aten.masked_scatter.default)

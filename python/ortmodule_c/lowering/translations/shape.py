@@ -231,7 +231,7 @@ def _continued(b: Builder, x: Val, pad: list[Size], reflected: bool) -> Val:
         raise Unsupported(f"a pad of {x.dtype} by {pad} of what is there")
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.rank - 1 - i
-        places = _whole_numbers(b, -before, x.dims[axis] + after)
+        places = whole_numbers(b, -before, x.dims[axis] + after)
         last = b.size(x.dims[axis] - 1)
         if reflected:
             places = b.emit("Sub", last, b.emit("Abs", b.emit("Sub", last, b.emit("Abs", places))))
@@ -258,11 +258,12 @@ def diagonal_of(b: Builder, x: Val, offset: int, rows: int, columns: int, length
     if down or not same_size(x.dims[-2], length):
         x, sizes = b.slice(x, x.rank - 2, down, down + length), [*x.dims[:-2], length, x.dims[-1]]
         x.shape = tuple(sizes)
-    places = b.unsqueeze(_whole_numbers(b, right, right + length), 1)
+    places = b.unsqueeze(whole_numbers(b, right, right + length), 1)
     return b.squeeze(b.emit("GatherElements", x, b.expand(places, [*x.dims[:-1], 1]), axis=x.rank - 1), x.rank - 1)
 
 
-def _whole_numbers(b: Builder, start: Size, end: Size) -> Val:
+def whole_numbers(b: Builder, start: Size, end: Size) -> Val:
+    """Those from a start on to before an end."""
     if isinstance(start, int) and isinstance(end, int):
         return b.tensor(torch.arange(start, end), "places")
     return b.emit("Range", *[b.size(v) for v in (start, end, 1)])
@@ -279,8 +280,8 @@ def unfold(b: Builder, x: Val, dimension: int, size: int, step: int) -> Val:
         whole = x if same_size(x.dims[axis], n * size) else b.slice(x, axis, 0, n * size)
         out = b.reshape(whole, [*x.dims[:axis], n, size, *x.dims[axis + 1 :]])
     else:
-        firsts = b.emit("Mul", _whole_numbers(b, 0, n), b.const(step, torch.int64))
-        places = b.emit("Add", b.unsqueeze(firsts, 1), _whole_numbers(b, 0, size))
+        firsts = b.emit("Mul", whole_numbers(b, 0, n), b.const(step, torch.int64))
+        places = b.emit("Add", b.unsqueeze(firsts, 1), whole_numbers(b, 0, size))
         out = b.emit("Gather", x, places, axis=axis)
     return b.transpose(out, [*[i for i in range(x.rank + 1) if i != axis + 1], axis + 1])
 
@@ -310,8 +311,8 @@ def diagonal_scatter(b: Builder, x: Val, source: Val, offset: int = 0, dim1: int
     pads = [0] * (source.rank - 1)
     lines = b.ints([*pads, down, *pads, rows - down - source.dims[-1]])
     lines = b.emit("Pad", b.cast(source, x.dtype), lines, b.const(0, x.dtype), mode="constant")
-    places = b.emit("Add", _whole_numbers(b, 0, rows), b.const(offset, torch.int64))
-    on_it = b.emit("Equal", b.unsqueeze(places, 1), _whole_numbers(b, 0, columns))
+    places = b.emit("Add", whole_numbers(b, 0, rows), b.const(offset, torch.int64))
+    on_it = b.emit("Equal", b.unsqueeze(places, 1), whole_numbers(b, 0, columns))
     out = b.emit("Where", on_it, b.unsqueeze(lines, source.rank), b.transpose(x, order))
     return b.transpose(out, [order.index(i) for i in range(x.rank)])
 
@@ -373,7 +374,7 @@ def arange(b: Builder, *bounds: Any, **_kwargs: Any) -> Val:
 
 @translates(aten.eye.default, aten.eye.m)
 def eye(b: Builder, n: Size, m: Size | None = None, **_kwargs: Any) -> Val:
-    rows, columns = _whole_numbers(b, 0, n), _whole_numbers(b, 0, n if m is None else m)
+    rows, columns = whole_numbers(b, 0, n), whole_numbers(b, 0, n if m is None else m)
     return b.cast(b.emit("Equal", b.unsqueeze(rows, 1), columns), result_dtype(b))
 
 
