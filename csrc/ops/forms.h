@@ -219,6 +219,17 @@ typedef struct omc_segment_form {
 
 omc_status omc_segment_form_of(const omc_node *node, omc_segment_form *out) OMC_MUST_USE;
 
+/* ---- grouped.c ---- */
+
+/* Rows [rows, k], in groups of which each is multiplied by a matrix of its own, to [rows, n]. */
+typedef struct omc_grouped_form {
+  int64_t groups, rows, k, n;
+  bool trans_b; /* the matrices are [n, k] each */
+} omc_grouped_form;
+
+/* Of a GroupedMatMul, or of its gradient of the matrices. */
+omc_status omc_grouped_form_of(const omc_node *node, omc_grouped_form *out) OMC_MUST_USE;
+
 /* ---- loss.c ---- */
 
 typedef enum { OMC_LOSS_NONE, OMC_LOSS_MEAN, OMC_LOSS_SUM } omc_loss_reduction;

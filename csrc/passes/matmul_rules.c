@@ -122,6 +122,15 @@ static omc_value *linear_cross_entropy(omc_match *m) {
   return m->b->status == OMC_OK ? omc_cast(m->b, out[0], taken) : NULL;
 }
 
+/* The matrices of groups, too, are read as they lie. */
+static omc_value *grouped_transpose(omc_match *m) {
+  omc_value *in[] = {omc_in(m->root, 0), omc_in(m->root, 1), omc_in(m->root, 2)};
+  bool trans_b = omc_node_int(m->root, "transB") != 0;
+  if (!read_through(&in[1], &trans_b)) return NULL;
+  const omc_attr attr = omc_attr_int("transB", trans_b);
+  return omc_nary(m->b, OMC_OP_GroupedMatMul, 3, in, 1, &attr);
+}
+
 #define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
 #define PRODUCT_OR_VIEW OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3)))
 #define LOGITS                                                      \
@@ -138,6 +147,7 @@ static const omc_rule rules[] = {
                   OMC_P_OP(CrossEntropy, 0, LOGITS, OMC_P_ANY(2), OMC_P_ANY(4))),
      linear_cross_entropy},
     {"matmul_alpha", OMC_SUMS, OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
+    {"grouped_transpose", OMC_SUMS, OMC_P_NODE(GroupedMatMul, 0), grouped_transpose},
 };
 
 const omc_rules omc_matmul_rules = {rules, sizeof rules / sizeof *rules};

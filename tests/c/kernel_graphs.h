@@ -92,6 +92,9 @@ static const char *const kernel_graphs[] = {
     X("[3,2]") TAPS Y("Resample(%x, %p, %w, %b, %v) {axis=1}"),
     X("[2,37]") TAPS Y("Resample(%x, %p, %w, %b, %v) {axis=0}"),
 
+    X("[7,37]") WANT("w", "f32[3,37,19]") "const %at : i64[3] = [2, 2, 6]\n" Y("GroupedMatMul(%x, %w, %at)"),
+    X("[300,37]") WANT("w", "f32[2,70,37]") "const %at : i64[2] = [120, 300]\n"
+        Y("GroupedMatMul(%x, %w, %at) {transB=1}"),
     X("[7,37]") "const %at : i64[3] = [0, 2, 2]\n" Y("SegmentSum(%x, %at)"),
     X("[2,37]") "const %at : i64[3] = [0, 3, 5]\n" Y("SegmentSpread(%x, %at) {closed=1, shape=[7,37]}"),
 

@@ -53,6 +53,16 @@ def segments(op: str, x: Tensor, *offsets: int, closed: int = 0, **attrs: object
     return Case(op, [x, tensor(offsets)], f, {"closed": closed, **attrs}, grads=[0])
 
 
+def grouped_matmul(a: Tensor, w: Tensor, *ends: int, transB: int = 0) -> Case:
+    def f(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+        pairs = pairwise([0, *at.tolist()])
+        parts = [x[i:j] @ (m.T if transB else m) for (i, j), m in zip(pairs, y, strict=True)]
+        n = y.shape[1 if transB else 2]
+        return torch.cat([*parts, x.new_zeros(len(x) - sum(map(len, parts)), n)])
+
+    return Case("GroupedMatMul", [a, w, tensor(ends)], f, {"transB": transB}, grads=[0, 1])
+
+
 def nll(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
     def f(a: Tensor, t: Tensor, w: Tensor | None = None) -> Tensor:
         return F.nll_loss(a, t, w, **attrs)
@@ -152,6 +162,10 @@ CASES = [
     cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs()), cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs(), label_smoothing=0.2),
     cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
     cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
+    grouped_matmul(x(7, 5), x(3, 5, 4, seed=1), 2, 2, 7), grouped_matmul(x(7, 5), x(3, 4, 5, seed=1), 0, 3, 5, transB=1),
+    grouped_matmul(x(4, 4, dtype=F64), x(4, 4, 4, dtype=F64, seed=1), 1, 2, 3, 4), grouped_matmul(x(0, 3), x(2, 3, 5), 0, 0),
+    grouped_matmul(x(90, 40), x(5, 40, 33, seed=1), 1, 20, 20, 71, 90), grouped_matmul(x(500, 130), x(2, 70, 130, seed=1), 170, 480, transB=1),
+    grouped_matmul(x(3, 1), x(2, 1, 1), 1, 3), grouped_matmul(x(3, 0), x(2, 0, 2), 1, 3),
     segments("SegmentSum", x(7, 5), 0, 2, 2, 6), segments("SegmentSum", x(7, 35), 0, 3, 5, closed=1), segments("SegmentSum", x(7, dtype=F64), 0, 7, 7),
     segments("SegmentSum", x(1, 1), 0), segments("SegmentSum", x(0, 3), 0, 0), segments("SegmentSum", x(900, 130), *range(0, 900, 3)),
     segments("SegmentSpread", x(3, 5), 0, 2, 2, shape=[6, 5]), segments("SegmentSpread", x(2, 17), 0, 3, 5, closed=1, shape=[7, 17]),

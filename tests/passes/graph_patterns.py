@@ -240,6 +240,15 @@ def product(d: Draw, fused: bool | None = None) -> Value:
     return d.node("FusedMatMul", [x, y], x.dtype, shape, f"alpha={d.rng.choice([1.0, 0.5])}")
 
 
+def grouped_product(d: Draw) -> Value:
+    rows, k, n, groups = d.rng.randint(1, 5), *d.shape(3)
+    dtype = d.rng.choice(REALS)
+    perm = [0, 2, 1] if d.chance(0.8) else [1, 0, 2]
+    w = d.transpose(d.input(dtype, tuple((groups, k, n)[perm.index(i)] for i in range(3))), perm)
+    ends = d.const("i64", sorted(d.rng.randint(0, rows) for _ in range(groups)))
+    return d.node("GroupedMatMul", [d.input(dtype, (rows, k)), w, ends], dtype, (rows, n))
+
+
 def transposed_product(d: Draw) -> Value:
     p = product(d)
     rank = len(p.shape)
@@ -435,6 +444,7 @@ PATTERNS: dict[str, Pattern] = {
     "attention_split": attention_of_split,
     "matmul_transpose": lambda d: product(d, fused=False),
     "fused_matmul_transpose": lambda d: product(d, fused=True),
+    "grouped_transpose": grouped_product,
     "transpose_matmul": transposed_product,
     "matmul_bias": product_and_bias,
     "matmul_alpha": product_times,

@@ -91,6 +91,14 @@ def matmul(
     return y if bias is None else y + bias
 
 
+def grouped_matmul(x: Tensor, w: Tensor, ends: Tensor, transB: int = 0) -> Tensor:
+    out, start = [], 0
+    for matrix, end in zip(w.mT if transB else w, ends.tolist(), strict=True):
+        out.append(x[start:end] @ matrix)
+        start = end
+    return torch.cat([*out, x.new_zeros(len(x) - start, out[0].shape[1])])
+
+
 def padded(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor:
     """`x` with so many elements before each axis but the first two, and after each."""
     space = x.dim() - 2
@@ -271,6 +279,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "FusedElementwise": fused,
     "CrossEntropy": cross_entropy,
     "FusedMatMul": matmul,
+    "GroupedMatMul": grouped_matmul,
     "Gather": lambda x, i, axis=0, strict=0: x.index_select(axis, i % max(x.shape[axis], 1)),
     "GatherElements": lambda x, i, axis=0, strict=0: x.gather(axis, i),
     "GatherElementsGrad": gather_elements_grad,

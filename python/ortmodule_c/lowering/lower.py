@@ -32,7 +32,7 @@ from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
 from .in_place import Memory, fits, functional, refuse_misfits, written
 from .torch_call import CHANGES_STATISTICS, torch_call, used_results
-from .translations import CARRIED, TABLE, touches_carried
+from .translations import CARRIED, touches_carried, translation_of
 from .translations.registry import aten
 
 _CHECKS = {
@@ -401,7 +401,7 @@ class _Lowering:
     def _native(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0) -> Any:
         """The op by its translation, else by those of the ops it is composed of."""
         op = b.op
-        translation = (CARRIED if touches_carried(args, kwargs, b.result) else TABLE).get(op)
+        translation = CARRIED.get(op) if touches_carried(args, kwargs, b.result) else translation_of(op)
         if translation is None:
             return self._composed(b, node, args, kwargs, depth)
         _check_scalars(b, args, kwargs)

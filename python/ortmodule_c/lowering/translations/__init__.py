@@ -18,7 +18,7 @@ from . import (
     windows,
 )
 from .carried import CARRIED, touches_carried
-from .registry import TABLE
+from .registry import TABLE, translation_of
 
 __all__ = [
     "CARRIED",
@@ -38,5 +38,6 @@ __all__ = [
     "shape",
     "special",
     "touches_carried",
+    "translation_of",
     "windows",
 ]

@@ -11,7 +11,17 @@ from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
 from .reduce import moments, norm_over, reduce
-from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
+from .registry import (
+    HALVES,
+    aten,
+    axis_of,
+    computed_in,
+    need_float,
+    result_dtype,
+    result_shape,
+    translates,
+    translates_named,
+)
 
 # Linear algebra
 
@@ -53,6 +63,17 @@ def linear(b: Builder, x: Val, weight: Val, bias: Val | None = None) -> Val:
     if weight.rank != 2:
         raise Unsupported("linear with a weight that is no matrix")
     return _product(b, x, weight, bias, transposed=True)
+
+
+@translates(aten._grouped_mm.default)
+@translates_named("transformers::grouped_mm_fallback")
+def grouped_mm(
+    b: Builder, x: Val, y: Val, offs: Val | None = None, bias: Val | None = None, out_dtype: Any = None
+) -> Val:
+    """Rows, in groups that end at `offs`, of which each is multiplied by a matrix of its own."""
+    if offs is None or bias is not None or (x.rank, y.rank) != (2, 3) or result_dtype(b) != x.dtype:
+        raise Unsupported("products of groups other than of rows by matrices")
+    return b.emit("GroupedMatMul", x, y, b.cast(offs, torch.int64))
 
 
 def _is(number: Any, value: float) -> bool:

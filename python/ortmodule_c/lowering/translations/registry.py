@@ -17,6 +17,7 @@ from ..draft import Shape, Val, same_size
 
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}
+NAMED: dict[str, Translation] = {}  # of libraries that may not be there
 aten = torch.ops.aten
 # Ops with a kernel and a derivative of their own, both of which come down to PyTorch's decomposition at every value:
 # they move, choose, scale or test elements.
@@ -55,6 +56,21 @@ def translates(*ops: OpOverload) -> Callable[[Translation], Translation]:
         return function
 
     return add
+
+
+def translates_named(name: str) -> Callable[[Translation], Translation]:
+    """Register a function as the translation of an op of another library."""
+
+    def add(function: Translation) -> Translation:
+        NAMED[name] = function
+        return function
+
+    return add
+
+
+def translation_of(op: OpOverload) -> Translation | None:
+    """That of an op, if there is one."""
+    return TABLE.get(op) or NAMED.get(op.name())
 
 
 def has_kernel(op: OpOverload, *keys: str) -> bool:
