@@ -125,6 +125,30 @@ def test_complex_numbers_in_and_out(name: str, shape: tuple[int, ...]) -> None:
     assert in_a_graph(ours)
 
 
+CORNERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda z, w: z + w,
+    "difference": lambda z, w: z - w,
+    "sum of scaled": lambda z, w: torch.add(z, w, alpha=2.5),
+    "product": lambda z, w: z * w,
+    "by a real": lambda z, w: z * w.real,
+    "by a number": lambda z, w: z * 2.5,
+    "by a complex number": lambda z, w: (1 - 2j) * z,
+    "negative": lambda z, w: -z,
+    "conjugate": lambda z, w: z.conj() * 1,
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_complex_numbers_at_the_corners(name: str) -> None:
+    """PyTorch multiplies what it adds by 1, and a real number's imaginary part, both of which make NaN of infinities."""
+    parts = [0.0, -0.0, 1.0, -2.0, float("inf"), -float("inf"), float("nan"), 3e38, 1e-40]
+    z = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=COMPLEX)
+    eager, ours = pair(Function(lambda s, z, w: CORNERS[name](z, w)))
+    a, b = (torch.view_as_real(m(z[:, None], z).resolve_conj()) for m in (eager, ours))
+    assert not ours.fallback_report()
+    assert bool(((a.isnan() & b.isnan()) | ((a == b) & (a.signbit() == b.signbit()))).all())
+
+
 def test_gradients_of_complex_inputs() -> None:
     eager, ours = pair(Function(lambda s, z: (z @ s.w).abs().sum(), w=complex_weight(3, 3)))
     z = torch.randn(3, 3, dtype=COMPLEX)
@@ -142,13 +166,14 @@ def test_gradients_of_complex_inputs() -> None:
     close(ours.found, eager.found)
 
 
-def test_what_moves_complex_numbers_runs_in_c() -> None:
+def test_what_moves_adds_or_multiplies_complex_numbers_runs_in_c() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
         z = torch.view_as_complex(s.l(x).unflatten(-1, (2, 2))).transpose(-2, -1)
-        z = torch.cat([z[..., 1:], z[..., :1].conj()], -1) + z
-        return torch.view_as_real(z).sum()
+        z = torch.cat([z[..., 1:], z[..., :1].conj()], -1) + z * s.w
+        z = torch.einsum("bij,kj->bik", z @ s.w, s.w) * 1j
+        return torch.view_as_real(z.sum(-1)).exp().sum()
 
-    ours = assert_same_steps(Function(forward, l=nn.Linear(3, 4)), (torch.randn(3, 2, 3),))
+    ours = assert_same_steps(Function(forward, l=nn.Linear(3, 4), w=complex_weight(2, 2)), (torch.randn(3, 2, 3),))
     assert not ours.fallback_report()
 
 

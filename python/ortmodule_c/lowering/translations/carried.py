@@ -1,6 +1,6 @@
-"""Ops on values of dtypes that the core holds as others: what moves their elements, and how complex numbers are added.
+"""Ops on values of dtypes that the core holds as others: what moves them, sums and products of complex numbers.
 
-The other ops run in PyTorch: a product of complex numbers is there what its kernel makes of infinities.
+The other ops run in PyTorch.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from ...capture.numbers import is_number
 from ...dtypes import CARRIERS, encoded
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Carried, Val, carried_as
-from . import elementwise, indexing, shape  # noqa: F401 (the moves of other dtypes)
+from . import elementwise, indexing, reduce, shape  # noqa: F401 (the moves of other dtypes)
 from .registry import TABLE, Translation, aten, result_dtype
 
 CARRIED: dict[OpOverload, Translation] = {}
@@ -125,20 +126,26 @@ def t(b: Builder, x: Carried) -> Val:
 
 @_translates(aten.add.Tensor, aten.sub.Tensor)
 def add(b: Builder, x: Val, y: Val, *, alpha: Any = 1) -> Val:
-    """Of complex numbers of one dtype, a part at a time as PyTorch does it."""
+    """Of two tensors of complex numbers; the second is multiplied also by 1, of which infinity makes NaN."""
     dtype = result_dtype(b)
     both = isinstance(x, Carried) and isinstance(y, Carried) and x.dtype == y.dtype == dtype
-    if not (both and dtype.is_complex) or alpha != 1:
+    if not (both and dtype.is_complex) or not isinstance(alpha, (int, float, complex)):
         raise Unsupported("a sum other than of two tensors of complex numbers")
-    x, y = (b.unsqueeze(v.carrier, *range(len(b.result.shape) - v.rank)) for v in (x, y))  # type: ignore[attr-defined]
-    return Carried(b.emit("Add" if b.aten_name == "add" else "Sub", x, y), dtype)
+    first, second = (b.unsqueeze(v.carrier, *range(len(b.result.shape) - v.rank)) for v in (x, y))  # type: ignore[attr-defined]
+    factor = -alpha if b.aten_name == "sub" else alpha
+    times = b.emit("Concat", *_multiplied(b, Carried(second, dtype), factor, dtype), axis=len(b.result.shape))
+    out = b.emit("Add", first, times)
+    if alpha == 1 and out.grad:
+        out = b.with_gradient_of(out, b.emit("Add" if factor == 1 else "Sub", first, second))
+    return Carried(out, dtype)
 
 
 @_translates(aten.neg.default)
 def neg(b: Builder, x: Carried) -> Val:
     if not x.dtype.is_complex:
         raise Unsupported(f"neg of {x.dtype}")
-    return Carried(b.emit("Neg", x.carrier), x.dtype)
+    zero = b.const(0.0, CARRIERS[x.dtype])
+    return Carried(b.emit("Sub", zero, x.carrier), x.dtype)  # a zero stays positive
 
 
 @_translates(aten._conj.default, aten._conj_physical.default, aten._conj_copy.default)
@@ -162,6 +169,68 @@ def part_of(b: Builder, x: Carried) -> Val:
     if not x.dtype.is_complex:
         raise Unsupported(f"a part of {x.dtype}")
     return b.squeeze(_parts(b, x)[b.aten_name == "imag"], x.rank)
+
+
+def _factors(b: Builder, v: Any, dtype: torch.dtype) -> list[Val]:
+    """Real and imaginary parts of a number, or of a tensor along a last dim of one, beside results of the dtype."""
+    real = CARRIERS[dtype]
+    if not isinstance(v, Val):
+        number = complex(v)
+        return [b.const(part, real) for part in (number.real, number.imag)]
+    if isinstance(v, Carried):
+        if v.dtype != dtype:
+            raise Unsupported(f"a product of {v.dtype} and {dtype}")
+        return _parts(b, v)
+    return [b.unsqueeze(b.cast(v, real), v.rank), b.const(0.0, real)]
+
+
+@_translates(aten.mul.Tensor, aten.mul.Scalar)
+def mul(b: Builder, x: Val, y: Any) -> Val:
+    """Of a number that is real the imaginary part is multiplied too, which tells where the other is infinite."""
+    dtype, rank = result_dtype(b), len(b.result.shape)
+    if is_number(y) or isinstance(y, (torch.SymInt, torch.SymFloat)):
+        raise Unsupported("a product of complex numbers and an open one")
+    return Carried(b.emit("Concat", *_multiplied(b, x, y, dtype), axis=rank), dtype)
+
+
+def _multiplied(b: Builder, x: Any, y: Any, dtype: torch.dtype) -> list[Val]:
+    """Real and imaginary parts of a product, each along a last dim of one."""
+    (a, c), (p, q) = _factors(b, x, dtype), _factors(b, y, dtype)
+    real = b.emit("Sub", b.emit("Mul", a, p), b.emit("Mul", c, q))
+    return [real, b.emit("Add", b.emit("Mul", a, q), b.emit("Mul", c, p))]
+
+
+@_translates(aten.polar.default)
+def polar(b: Builder, length: Val, angle: Val) -> Val:
+    """Without a gradient, which is PyTorch's own where a length is 0."""
+    if length.grad or angle.grad:
+        raise Unsupported("the gradient of polar")
+    shape_, dtype = tuple(b.result.shape), result_dtype(b)
+    parts = [b.emit("Mul", length, b.emit(op, angle)) for op in ("Cos", "Sin")]
+    parts = [b.unsqueeze(b.expand(v, shape_), len(shape_)) for v in parts]
+    return Carried(b.emit("Concat", *parts, axis=len(shape_)), dtype)
+
+
+@_translates(aten.sum.default, aten.sum.dim_IntList)
+def sum_(b: Builder, x: Carried, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    if not x.dtype.is_complex or x.dtype != result_dtype(b) or x.rank == 0:
+        raise Unsupported(f"a sum of {x.dtype}")
+    return Carried(reduce.reduce(b, "ReduceSum", x.carrier, reduce.reduced_axes(x, dim), keepdim), x.dtype)
+
+
+@_translates(aten.mm.default, aten.bmm.default, aten.matmul.default)
+def matmul(b: Builder, x: Val, y: Val) -> Val:
+    """One product of reals: of pairs (a, b) along the columns by rows (c, d) and (-d, c)."""
+    dtype = result_dtype(b)
+    if not (isinstance(x, Carried) and isinstance(y, Carried)) or x.dtype != y.dtype or min(x.rank, y.rank) < 2:
+        raise Unsupported("a product of several dtypes, or of vectors")
+    real, imag = _parts(b, y)
+    turned = b.emit("Concat", b.emit("Neg", imag), real, axis=y.rank)
+    rows = b.emit("Concat", b.unsqueeze(y.carrier, y.rank - 1), b.unsqueeze(turned, y.rank - 1), axis=y.rank - 1)
+    k, n = y.dims[-2:]
+    left = b.reshape(x.carrier, (*x.dims[:-1], x.dims[-1] * 2))
+    product = b.emit("MatMul", left, b.reshape(rows, (*y.dims[:-2], k * 2, n * 2)))
+    return Carried(b.reshape(product, (*b.result.shape, 2)), dtype)
 
 
 @_translates(aten._to_copy.default, aten.to.dtype)
