@@ -140,7 +140,7 @@ CORNERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", CORNERS)
 def test_complex_numbers_at_the_corners(name: str) -> None:
-    """PyTorch multiplies what it adds by 1, and a real number's imaginary part, both of which make NaN of infinities."""
+    """PyTorch multiplies what it adds by 1, and imaginary parts of reals too, which makes NaN of infinities."""
     parts = [0.0, -0.0, 1.0, -2.0, float("inf"), -float("inf"), float("nan"), 3e38, 1e-40]
     z = torch.tensor([complex(a, b) for a in parts for b in parts], dtype=COMPLEX)
     eager, ours = pair(Function(lambda s, z, w: CORNERS[name](z, w)))
