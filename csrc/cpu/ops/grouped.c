@@ -123,9 +123,9 @@ static omc_gemm_args rows_times_gradient(const omc_kernel_args *args, int64_t gr
 OMC_KERNEL(GroupedMatMul, args) {
   const omc_grouped_form *p = args->params;
   OMC_TRY(multiply(args, rows_times_matrix, product_bytes(p, OMC_STORAGE)));
-  const int64_t covered = first_row(args, p->groups);
-  memset((storage_t *)args->out[0].data + covered * p->n, 0,
-         (size_t)((p->rows - covered) * p->n) * sizeof(storage_t));
+  const int64_t covered = first_row(args, p->groups), left = (p->rows - covered) * p->n;
+  if (left > 0)
+    memset((storage_t *)args->out[0].data + covered * p->n, 0, (size_t)left * sizeof(storage_t));
   return OMC_OK;
 }
 

@@ -188,8 +188,8 @@ def _factors(b: Builder, v: Any, dtype: torch.dtype) -> list[Val]:
 def mul(b: Builder, x: Val, y: Any) -> Val:
     """Of a number that is real the imaginary part is multiplied too, which tells where the other is infinite."""
     dtype, rank = result_dtype(b), len(b.result.shape)
-    if is_number(y) or isinstance(y, (torch.SymInt, torch.SymFloat)):
-        raise Unsupported("a product of complex numbers and an open one")
+    if not dtype.is_complex or is_number(y) or isinstance(y, (torch.SymInt, torch.SymFloat)):
+        raise Unsupported("a product other than of known complex numbers")
     return Carried(b.emit("Concat", *_multiplied(b, x, y, dtype), axis=rank), dtype)
 
 
@@ -222,8 +222,10 @@ def sum_(b: Builder, x: Carried, dim: Any = None, keepdim: bool = False, *, dtyp
 def matmul(b: Builder, x: Val, y: Val) -> Val:
     """One product of reals: of pairs (a, b) along the columns by rows (c, d) and (-d, c)."""
     dtype = result_dtype(b)
-    if not (isinstance(x, Carried) and isinstance(y, Carried)) or x.dtype != y.dtype or min(x.rank, y.rank) < 2:
-        raise Unsupported("a product of several dtypes, or of vectors")
+    if not (isinstance(x, Carried) and isinstance(y, Carried) and x.dtype == y.dtype and dtype.is_complex):
+        raise Unsupported("a product other than of complex numbers of one dtype")
+    if min(x.rank, y.rank) < 2:
+        raise Unsupported("a product of vectors")
     real, imag = _parts(b, y)
     turned = b.emit("Concat", b.emit("Neg", imag), real, axis=y.rank)
     rows = b.emit("Concat", b.unsqueeze(y.carrier, y.rank - 1), b.unsqueeze(turned, y.rank - 1), axis=y.rank - 1)
