@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from . import _C
 from .arguments import Arguments
 from .budget import MemoryBudget
-from .dtypes import CARRIERS, DTYPES, holds
+from .dtypes import CARRIERS, DTYPES, held_whole, holds
 from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError, TooManyGraphs
 from .flatten import flatten_call
 from .guards.given import holds_array
@@ -502,6 +502,8 @@ def _check_tensor(t: Tensor, name: str) -> None:
         raise NotRunnable(f"{name} has layout {t.layout} and dtype {t.dtype}, and is not dense")
     if t.is_meta:
         raise NotRunnable(f"{name} is on the meta device and has no elements")
+    if held_whole(t) and t.requires_grad:
+        raise NotRunnable(f"{name} has dtype {t.dtype}, through which no gradient goes, and requires grad")
     if not holds(t):
         raise NotRunnable(f"{name} has dtype {t.dtype}, not one of {', '.join(map(str, (*DTYPES, *CARRIERS)))}")
 

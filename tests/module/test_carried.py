@@ -18,7 +18,7 @@ EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, tor
 
 
 def complex_weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape, dtype=COMPLEX))
+    return nn.Parameter(torch.randn(shape, dtype=COMPLEX))
 
 
 def in_a_graph(ours: ORTModule) -> bool:
@@ -120,7 +120,7 @@ COMPUTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_complex_numbers_in_and_out(name: str, shape: tuple[int, ...]) -> None:
     module = Function(lambda s, x: COMPUTED[name](x * s.scale, s.w), w=complex_weight(*shape), scale=complex_weight(1))
     eager, ours = pair(module)
-    for x in (torch.randn(*shape, dtype=COMPLEX), torch.randn(*shape, dtype=COMPLEX).conj()):
+    for x in (torch.randn(shape, dtype=COMPLEX), torch.randn(shape, dtype=COMPLEX).conj()):
         assert_same_step(eager, ours, x)
     assert in_a_graph(ours)
 
@@ -289,6 +289,63 @@ def test_floats_of_8_bits(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3)
     close(ours(x), eager(x))
     assert in_a_graph(ours)
+
+
+def test_a_parameter_of_8_bits_that_is_trained_is_left_to_pytorch() -> None:
+    module = Function(lambda s, x: x * s.w.float() * s.v, v=nn.Parameter(torch.ones(2)))
+    module.w = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))
+    eager, ours = pair(module)
+    with pytest.warns(UserWarning, match="a gradient would go through torch.float8_e4m3fn"):
+        ours(torch.ones(2)).sum().backward()
+    eager(torch.ones(2)).sum().backward()
+    assert torch.equal(ours.w.grad.float(), eager.w.grad.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, COMPLEX], ids=str)
+@pytest.mark.parametrize("value", [0, 1])
+def test_pads(dtype: torch.dtype, value: int) -> None:
+    eager, ours = pair(Function(lambda s, x: nn.functional.pad(x, (1, 2), value=value)))
+    x = torch.tensor([[2, 3], [4, 5]]).to(dtype)
+    wide = COMPLEX if dtype.is_complex else torch.float32
+    assert torch.equal(ours(x).to(wide), eager(x).to(wide))
+
+
+NEGATED: dict[str, Callable[[Tensor], Any]] = {
+    "added to": lambda y: y.conj().imag.add_(1),
+    "copied to": lambda y: y.conj().imag.copy_(torch.ones(y.shape)),
+    "multiplied": lambda y: y.conj().imag.mul_(3),
+    "conjugated": lambda y: y.conj().add_(1j),
+    "negated": lambda y: torch._neg_view(y.real).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", NEGATED)
+@pytest.mark.parametrize("shape", [(3,), (1,), (1, 1), ()], ids=str)
+def test_changes_through_views_whose_sign_is_pending(name: str, shape: tuple[int, ...]) -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        y = x * s.w
+        NEGATED[name](y)
+        return y * 2
+
+    assert_same_steps(Function(forward, w=complex_weight(1)), (torch.randn(shape, dtype=COMPLEX),))
+
+
+class Pending(torch.autograd.Function):
+    """Gives a view whose sign is pending, forward and backward."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return torch._neg_view(x.clone())
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return torch._neg_view(grad * 1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (1, 1), ()], ids=str)
+def test_a_function_whose_results_wait_for_their_sign(shape: tuple[int, ...]) -> None:
+    module = Function(lambda s, x: Pending.apply(x * s.w) * 1, w=nn.Parameter(torch.tensor(2.0)))
+    assert_same_steps(module, (torch.randn(shape),))
 
 
 def test_a_gradient_through_8_bits_is_left_to_pytorch() -> None:

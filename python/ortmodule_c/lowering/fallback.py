@@ -115,7 +115,7 @@ class Callbacks:
         for got, promised in zip(map(_type, outputs), expected, strict=True):
             if got != promised:  # PyTorch's stand-in for the op is not exact
                 raise NotExportable(f"{op.name} gives {got}, traced as {promised}")
-        return [t.detach().contiguous() for t in outputs], (list(map(_edge, own)), list(map(_edge, outputs)))
+        return [_dense(t.detach()) for t in outputs], (list(map(_edge, own)), list(map(_edge, outputs)))
 
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all inputs, None where none flows."""
@@ -134,7 +134,7 @@ class Callbacks:
         )
         results = [None if edge is None else next(found) for edge in inputs]
         self._here.none |= {(index, i) for i, g in enumerate(results) if g is None}
-        return [None if g is None else g.contiguous() for g in results]
+        return [None if g is None else _dense(g) for g in results]
 
 
 def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
@@ -152,6 +152,11 @@ def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[
         return copies[view]
 
     return saved_tensors_hooks(saved, lambda t: t)
+
+
+def _dense(t: Tensor) -> Tensor:
+    """The elements in row-major order, none of which waits for its sign."""
+    return t.resolve_neg().contiguous()
 
 
 def _edge(t: Tensor) -> GradientEdge | None:

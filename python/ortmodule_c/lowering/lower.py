@@ -169,6 +169,8 @@ class _Lowering:
 
     def _add_input(self, node: fx.Node, name: str) -> Val:
         val = node.meta["val"]
+        if held_whole(val) and val.requires_grad:
+            raise NotExportable(f"a gradient would go through {val.dtype}")
         grad = val.requires_grad and differentiable(val) and torch.is_grad_enabled()  # as in the calls that it serves
         return self._draft.input(name, val.dtype, tuple(val.shape), grad)
 

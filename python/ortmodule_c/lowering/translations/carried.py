@@ -67,6 +67,8 @@ def move(b: Builder, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(f"{op} of several dtypes")
     if first.rank == 0 and op is aten.index_select.default:
         raise Unsupported("an element of a scalar")
+    if op is aten.constant_pad_nd.default and any(v != 0 for v in (*args[2:], *kwargs.values())):
+        raise Unsupported("a pad by another number than 0")
     if first.dtype.is_complex:
         args = tuple([_of_pairs(op, a.name, v, first.rank) for a, v in zip(op._schema.arguments, args, strict=False)])
         if kwargs.keys() & _DIMS or (op is aten.roll.default and (len(args) < 3 or not args[2])):
@@ -90,8 +92,6 @@ def _of_pairs(op: OpOverload, name: str, value: Any, rank: int) -> Any:
         return dims[0] if isinstance(value, int) else [*dims, rank] if op is aten.permute.default else dims
     if name == "pad":
         return [0, 0, *value]
-    if name == "value" and value != 0:
-        raise Unsupported(f"a pad of complex numbers by {value}")
     return value
 
 

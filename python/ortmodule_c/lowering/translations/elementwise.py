@@ -37,6 +37,8 @@ _UNARY = {
     aten.log_sigmoid.default: "LogSigmoid",
     aten.mish.default: "Mish",
     aten.neg.default: "Neg",
+    aten._neg_view.default: "Neg",
+    aten._neg_view_copy.default: "Neg",
     aten.reciprocal.default: "Reciprocal",
     aten.relu.default: "Relu",
     aten.round.default: "Round",
