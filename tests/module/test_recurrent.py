@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 
 from ortmodule_c import ORTModule, ORTModuleError, verify
@@ -463,3 +463,37 @@ def test_a_layer_behind_a_break_runs_in_c(kind: str) -> None:
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             x = torch.randn(5, 3, 6)
             close(ours(x), eager(x), rtol=4 * BFLOAT16)
+
+
+def add_noise(layer: nn.Module, _args: Any) -> None:
+    layer.weight_hh_l0 = nn.Parameter(layer.weight_hh_l0.detach() + 1)
+
+
+CHANGED: dict[str, Callable[[nn.RNNBase], Any]] = {
+    "a parametrization": lambda layer: parametrize.register_parametrization(layer, "weight_hh_l0", Counting()),
+    "spectral norm": lambda layer: parametrizations.spectral_norm(layer, "weight_hh_l0"),
+    "another weight": lambda layer: setattr(layer, "weight_hh_l0", nn.Parameter(torch.ones(20, 5))),
+    "data": lambda layer: setattr(layer.weight_hh_l0, "data", torch.ones(20, 5)),
+    "a hook before it": lambda layer: layer.register_forward_pre_hook(add_noise),
+    "no bias": lambda layer: layer.bias_hh_l0.data.zero_(),
+    "frozen": lambda layer: layer.weight_hh_l0.requires_grad_(False),
+}
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_layer_behind_a_break_may_change(name: str, before: bool) -> None:
+    torch.manual_seed(0)
+    module = Function(behind_a_break, layer=nn.LSTM(6, 5), head=nn.Linear(5, 3))
+    eager, ours = pair(module)
+    for step in range(4):
+        if step == (0 if before else 2):
+            for m in (eager, ours.module):
+                torch.manual_seed(1)
+                CHANGED[name](m.layer)
+        for m in (eager, ours):
+            m.zero_grad()
+        torch.manual_seed(step)
+        assert_same_step(eager, ours, torch.randn(4, 3, 6))

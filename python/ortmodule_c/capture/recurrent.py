@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch._decomp  # registers what is exchanged below
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
@@ -79,3 +79,16 @@ def one_step_for_all() -> Iterator[None]:
             yield
     finally:
         _here.one_step = before
+
+
+def recurrent_layers(module: nn.Module) -> Iterator[nn.RNNBase]:
+    """Those in a module."""
+    return (m for m in module.modules() if isinstance(m, nn.RNNBase))
+
+
+def computes_with_its_parameters(layer: nn.RNNBase) -> bool:
+    """Whether a layer multiplies by its parameters as they are, which TorchDynamo takes for granted."""
+    if type(layer) not in (nn.LSTM, nn.GRU, nn.RNN) or layer._forward_pre_hooks:
+        return False
+    own = [layer._parameters.get(name) for name in layer._flat_weights_names]
+    return [*map(id, own)] == [*map(id, layer._flat_weights)]

@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import graphs  # noqa: F401  sets Dynamo's lock, which is exchanged below
 from ..budget import Budget
+from ..capture.recurrent import computes_with_its_parameters, recurrent_layers
 from ..capture.shapes import MAX_RANK
 from ..capture.symbols import let_go, remembered
 from ..errors import NotRunnable, first_lines
@@ -309,18 +310,18 @@ class SecondWay:
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
         # What Dynamo cannot compile is left to Python at the place where it is, and so is an assertion of a tensor,
-        # hooks that are added are seen, random numbers of NumPy are NumPy's, and recurrent layers are traced. No graph
-        # is cut for the buckets of DistributedDataParallel, as gradients go on as they are there.
+        # hooks that are added are seen, and random numbers of NumPy are NumPy's. No graph is cut for the buckets of
+        # DistributedDataParallel, as gradients go on as they are there.
         settings = {
             "suppress_errors": not self._whole,
             "rewrite_assert_with_torch_assert": False,
             "skip_nnmodule_hook_guards": False,
             "use_numpy_random_stream": True,
             "optimize_ddp": False,
-            "allow_rnn": True,
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
-        self._settings = config.patch(limits | settings)  # one for all calls: what each leaves behind is never freed
+        # By whether recurrent layers are traced. For all calls: what each leaves behind is never freed.
+        self._settings = [config.patch(limits | settings | {"allow_rnn": traced}) for traced in (False, True)]
         self._module = module
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
@@ -347,7 +348,8 @@ class SecondWay:
             return self._module(*args, **kwargs), cause
         n_graphs, n_records = len(self._graphs), len(self._report.records())
         _open_sizes(args, kwargs)
-        with self._settings, _listening(functools.partial(self.judge, version)) as heard:
+        settings = self._settings[all(map(computes_with_its_parameters, recurrent_layers(self._module)))]
+        with settings, _listening(functools.partial(self.judge, version)) as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
