@@ -246,6 +246,19 @@ omc_status omc_graph_check_over(const omc_graph *g) {
   return OMC_OK;
 }
 
+omc_status omc_graph_check_grads(const omc_graph *g) {
+  for (uint32_t k = 0; k < g->n_outputs && k < g->cap_grads; k++) {
+    if (!g->grads[k]) continue;
+    const omc_type *of = &omc_in(g->result, k)->type, *grad = &g->grads[k]->type;
+    if (omc_type_equal(grad, of)) continue;
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    return omc_fail(grad->dtype == of->dtype ? OMC_ESHAPE : OMC_EDTYPE,
+                    "output %u is %s, its gradient %s", k, omc_type_text(of, a, sizeof a),
+                    omc_type_text(grad, b, sizeof b));
+  }
+  return OMC_OK;
+}
+
 /* Copies a value under the next id and enters it in `map`, pointers by the ids that are copied. */
 static omc_status clone_value(omc_graph *g, const omc_value *from, omc_value **map) {
   omc_value *v = OMC_NEW(&g->arena, omc_value);

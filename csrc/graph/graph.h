@@ -163,6 +163,9 @@ omc_status omc_graph_write_over(omc_graph *g, uint32_t output, omc_value *input)
  * the input that it is written over. */
 omc_status omc_graph_check_over(const omc_graph *g) OMC_MUST_USE;
 
+/* The same if the gradient of an output is not of the type of the output. */
+omc_status omc_graph_check_grads(const omc_graph *g) OMC_MUST_USE;
+
 /* Copies the nodes of a graph, and of its values those in use, which get new ids. Constants are
  * borrowed from `from`, which must outlive the copy. */
 omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,

@@ -130,7 +130,9 @@ static omc_status check_result(const verifier *f) {
     for (uint32_t k = 0; input && k < i; k++)
       VERIFY(omc_over(g, k) != input, result, "outputs %u and %u are written over one input", k, i);
   }
-  return f->typed ? omc_graph_check_over(g) : OMC_OK;
+  if (!f->typed) return OMC_OK;
+  OMC_TRY(omc_graph_check_grads(g));
+  return omc_graph_check_over(g);
 }
 
 static omc_status check_graph(verifier *f) {

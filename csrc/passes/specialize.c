@@ -76,6 +76,7 @@ static omc_status specialize_nodes(omc_graph *g, const omc_callbacks *callbacks)
 static omc_status specialize(omc_graph *g, const omc_type *inputs, const omc_callbacks *callbacks) {
   for (uint32_t i = 0; i < g->n_inputs; i++) OMC_TRY(specialize_input(g->inputs[i], i, &inputs[i]));
   OMC_TRY(specialize_nodes(g, callbacks));
+  OMC_TRY(omc_graph_check_grads(g));
   return omc_graph_check_over(g);
 }
 

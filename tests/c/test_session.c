@@ -1,5 +1,6 @@
 /* What sessions compute, and what they refuse. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "sessions.h"
@@ -265,6 +266,30 @@ TEST(session_refuses_an_update_of_another_type) {
                ESHAPE);
   CHECK_CONTAINS(omc_status_detail(), "output 0, f32[5], is written over input 1 'm', f32[4]");
   omc_session_destroy(s);
+}
+
+TEST(session_refuses_a_gradient_of_another_type) {
+  static const struct {
+    const char *type;
+    omc_status status;
+    const char *detail;
+  } rows[] = {{"f32[4]", OMC_ESHAPE, "output 0 is f32[5], its gradient f32[4]"},
+              {"f64[5]", OMC_EDTYPE, "output 0 is f32[5], its gradient f64[5]"},
+              {"f32[?]", OMC_ESHAPE, "output 0 is f32[5], its gradient f32[?]"}};
+  const omc_type x = {OMC_F32, {1, {5}}};
+  const bool yes[] = {true};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    char text[128];
+    (void)snprintf(text, sizeof text,
+                   "input %%x : f32[?] grad\ngrad %%g of 0 : %s\n%%y = Exp(%%x)\nreturn %%y\n",
+                   rows[i].type);
+    omc_session *s = open_session(text, 1);
+    omc_plan *plan = NULL;
+    CHECK_INT(omc_session_plan(s, &(omc_signature){&x, yes, yes, 1, false, false}, &plan),
+              rows[i].status);
+    CHECK_TEXT(omc_status_detail(), rows[i].detail);
+    omc_session_destroy(s);
+  }
 }
 
 TEST(session_empty_batch) {

@@ -394,6 +394,20 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
   }
 }
 
+/* What is given for it is one number. */
+TEST(train_the_gradient_of_the_loss_is_of_its_type) {
+  char text[512];
+  (void)snprintf(text, sizeof text, "grad %%g of 0 : f32[4096]\n%s", training);
+  omc_trainer *const trainer = open_changed(&(omc_named_text){"training", text});
+  const float x[3] = {1, 1, 1};
+  const omc_type type = {OMC_F32, {2, {1, 3}}};
+  const omc_tensor input = {(void *)(uintptr_t)x, &type};
+  REQUIRE(trainer);
+  CHECK_STATUS(omc_trainer_step(trainer, &input, NULL, NULL), ESHAPE);
+  CHECK_CONTAINS(omc_status_detail(), "output 0 is f32[], its gradient f32[4096]");
+  omc_trainer_close(trainer);
+}
+
 /* Of a file in which one byte is another, at most the numbers are others. */
 TEST(train_no_byte_of_a_file_does_harm) {
   omc_named_text texts[N_TEXTS];
