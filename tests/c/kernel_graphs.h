@@ -180,6 +180,15 @@ static const char *const kernel_graphs[] = {
     X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[0, 1]}"),
     X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[2, 0]}"),
 
+    /* rows and planes of no elements */
+    X("[5,0]") IDS("[3]") Y("Gather(%x, %i)"),
+    X("[4611686018427387904,0]") IDS("[3]") Y("Embedding(%x, %i)"),
+    X("[7,0]") "const %at : i64[3] = [0, 2, 2]\n" Y("SegmentSum(%x, %at)"),
+    X("[7,0]") IDS("[7]") WANT("w", "f32[19,0]")
+        "%y, %d, %e, %f = LinearCrossEntropy(%x, %w, %i)\nreturn %y\n",
+    IN("x", "f32[2,3,0]") Y("MaxPool(%x) {kernel_shape=[2], pads=[1, 1]}"),
+    X("[0,3]") Y("AveragePool(%x) {kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], ceil_mode=1}"),
+
     /* many steps that share an arena */
     X("[5,37]") WANT("w", "f32[37,19]") WANT("b", "f32[19]") WANT("g", "f32[19]") IDS("[5]")
         "%a = MatMul(%x, %w)\n%c = Add(%a, %b)\n%d = Gelu(%c)\n%e = Dropout(%d) {p=0.1, subsequence=1}\n"

@@ -95,7 +95,7 @@ static void average_rows(omc_range range, void *ctx) {
   for (int64_t r = range.begin; r < range.end; r++, next_row(p->out, &row)) {
     const row_windows w = windows_of(p, row);
     const storage_t *x = j->x + row.plane * size;
-    memset(columns, 0, (size_t)n * sizeof *columns);
+    if (n > 0) memset(columns, 0, (size_t)n * sizeof *columns);
     for (int64_t iz = w.z.start; iz < w.z.end; iz++)
       for (int64_t iy = w.y.start; iy < w.y.end; iy++)
         add_columns(columns, x + (iz * p->in[1] + iy) * n, n);
@@ -170,8 +170,10 @@ OMC_KERNEL(AveragePoolGrad, args) {
                 .y = args->out[0].data,
                 .scratch = args->workspace,
                 .threads = args->threads};
-  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, product_of(p->in)), args->threads,
-                   average_grad_planes, &j);
+  const int64_t size = product_of(p->in);
+  if (size > 0)
+    omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, size), args->threads,
+                     average_grad_planes, &j);
   return OMC_OK;
 }
 

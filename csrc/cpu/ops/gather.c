@@ -229,6 +229,7 @@ OMC_KERNEL(ScatterRows, args) {
   scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(omc_row_ids(args, &j.rows));
   begin(args, omc_in_data(args, 2));
+  if (p->inner == 0) return OMC_OK;
   void *const scratch = (char *)args->workspace + ids_bytes(p);
   if (by_elements(p)) {
     j.scratch = scratch;
@@ -532,6 +533,7 @@ static size_t gather_workspace(const omc_node *node, const void *params, int thr
 
 static size_t scatter_workspace(const omc_node *node, const void *params, int threads) {
   const omc_rows_form *p = params;
+  if (p->inner == 0) return ids_bytes(p);
   if (by_elements(p))
     return ids_bytes(p) + omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * p->inner * threads);
   const int64_t links = n_rows(p) + n_ids(p) + (p->by_freq ? p->dim : 0);

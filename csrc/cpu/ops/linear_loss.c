@@ -161,7 +161,7 @@ static void products_of_block(linear_job *job, bool first) {
 static void run_block(linear_job *job, double total, bool first) {
   const int64_t k = job->p->form.k, classes = job->p->form.loss.classes;
   const int threads = job->args->threads;
-  omc_parallel_for(job->rows, item_grain(k), threads, gather, job);
+  if (k > 0) omc_parallel_for(job->rows, item_grain(k), threads, gather, job);
   const omc_gemm_args g = {.m = job->rows,
                            .n = classes,
                            .k = k,

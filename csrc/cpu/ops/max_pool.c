@@ -124,7 +124,7 @@ static void max_of(const max_windows *w, int64_t k, int64_t first, int64_t end, 
   const int64_t left = k * f->stride[2] - f->before[2], step = f->dilation[2];
   acc_t most = -(acc_t)INFINITY;
   int64_t found = tap_at(f, w->z, w->y) + first;
-  for (int64_t kz = w->z; kz < w->z_end; kz++)
+  for (int64_t kz = w->z; first < end && kz < w->z_end; kz++)
     for (int64_t ky = w->y; ky < w->y_end; ky++) {
       const storage_t *const x = w->x + row_at(w, kz, ky) + left;
       for (int64_t kx = first; kx < end; kx++) {
@@ -308,7 +308,7 @@ static void max_grad_planes(omc_range range, void *ctx) {
   for (int64_t plane = range.begin; plane < range.end; plane++) {
     storage_t *dx = j->y + plane * in;
     acc_t *sums = sums_of(dx, j->scratch + range.thread * in);
-    memset(sums, 0, (size_t)in * sizeof *sums);
+    if (in > 0) memset(sums, 0, (size_t)in * sizeof *sums);
     out_row row = {0};
     bool stays = true;
     for (int64_t r = 0; r < rows && stays; r++, next_row(f->out, &row))

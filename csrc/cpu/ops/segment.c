@@ -67,7 +67,7 @@ static omc_status run_segments(const omc_kernel_args *args, omc_range_fn fn, seg
                        .src = args->in[0].data,
                        .dst = args->out[0].data};
   OMC_TRY(check_offsets(args, job));
-  if (p->segments == 0) return OMC_OK;
+  if (p->segments == 0 || p->inner == 0) return OMC_OK;
   const int64_t rows = 1 + p->n / p->segments;
   omc_parallel_for(p->segments, omc_grain(OMC_GRAIN_ELEMENTS, rows * p->inner), args->threads, fn,
                    job);
@@ -85,8 +85,8 @@ OMC_KERNEL(SegmentSpread, args) {
   /* Rows after the last end are in no segment. */
   const omc_segment_form *p = job.p;
   const int64_t covered = p->segments ? end_of(&job, p->segments - 1) : 0;
-  memset(job.dst + covered * p->inner, 0,
-         (size_t)((p->n - covered) * p->inner) * sizeof(storage_t));
+  const int64_t left = (p->n - covered) * p->inner;
+  if (left > 0) memset(job.dst + covered * p->inner, 0, (size_t)left * sizeof(storage_t));
   return OMC_OK;
 }
 
