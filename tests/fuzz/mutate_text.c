@@ -1,12 +1,13 @@
-/* A fuzzer for the text form of graphs, and for planning what it says, that needs no more than a
- * compiler with sanitizers:
+/* A fuzzer for the text form of graphs, for planning what it says and for the kernels that do it,
+ * that needs no more than a compiler with sanitizers:
  *
  *   mutate_text SECONDS SEED FILE...
  *
- * Texts made from those of the files by random edits are parsed, printed, cloned and planned. The
- * same seed makes the same texts; one at which something breaks is written to stderr. `python
- * setup.py fuzz` builds and runs it. */
+ * Texts made from those of the files, and from the graphs of all kernels, by random edits are
+ * parsed, printed, cloned, planned and, if they are small, run. The same seed makes the same texts;
+ * one at which something breaks is written to stderr. `python setup.py fuzz` builds and runs it. */
 #include <ctype.h>
+#include <math.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +15,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/element.h"
+#include "kernel_graphs.h"
+#include "ops/op.h"
 #include "roundtrip.h"
 #include "run/session.h"
 
@@ -28,7 +32,7 @@ static struct {
   char *bytes;
   size_t n;
 } corpus[MOST_TEXTS];
-static size_t n_corpus, n_planned;
+static size_t n_corpus, n_planned, n_run;
 static text current;
 static uint64_t state;
 
@@ -200,18 +204,96 @@ static void show(int unused) {
   fwrite(current.bytes, 1, current.n, stderr);
 }
 
+/* ---- running what has been planned ---- */
+
+enum { MOST_TENSORS = 32, MOST_TENSOR = 1 << 16, MOST_ARENA = 1 << 22 /* bytes */ };
+#define MOST_WORK 5e7 /* operations, and bytes that they read and write */
+
+/* Tensors of a run, with nothing beside them that a kernel might read or write unseen. */
+typedef struct tensors {
+  void *data[MOST_TENSORS];
+  uint32_t n;
+} tensors;
+
+static double draw_float(void) {
+  static const double special[] = {INFINITY, -INFINITY, NAN, 0, 1e30};
+  if (draw(40) == 0) return special[draw(sizeof special / sizeof *special)];
+  return (double)draw(64) / 16 - 2;
+}
+
+/* Mostly an index of something. */
+static int64_t draw_int(void) { return (int64_t)draw(4) - (draw(20) ? 0 : (int64_t)draw(1000)); }
+
+static bool add_tensor(tensors *t, const omc_type *type) {
+  size_t bytes;
+  void *data;
+  if (t->n == MOST_TENSORS || omc_type_bytes(type, &bytes) != OMC_OK || bytes > MOST_TENSOR)
+    return false;
+  if (posix_memalign(&data, 64, bytes + !bytes) != 0) return false;
+  for (int64_t i = 0; i < omc_shape_numel(&type->shape); i++) {
+    if (omc_dtype_is_float(type->dtype))
+      omc_element_set_float(type->dtype, data, i, draw_float());
+    else
+      omc_element_set_int(type->dtype, data, i,
+                          type->dtype == OMC_BOOL ? (int64_t)draw(2) : draw_int());
+  }
+  t->data[t->n++] = data;
+  return true;
+}
+
+static bool is_small(const omc_plan *plan) {
+  double work = 0;
+  omc_cost cost;
+  for (uint32_t s = 0; s < plan->n_steps; s++)
+    if (omc_node_cost(plan->steps[s].node, &cost) == OMC_OK) work += cost.flops + cost.bytes;
+  return work <= MOST_WORK && plan->arena_bytes <= MOST_ARENA;
+}
+
+static omc_status run_with(omc_plan *plan, void *const *in, void **out, void *const *grads,
+                           void *const *results) {
+  const omc_graph *g = plan->graph;
+  omc_run *run;
+  OMC_TRY(omc_run_forward(plan, in, out, plan->lends_any ? results : NULL, 7, NULL, &run));
+  if (!run) return OMC_OK;
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (omc_over(g, k)) out[k] = in[omc_over(g, k)->index];
+  omc_backward b = {.inputs = in, .outputs = out, .grads = grads, .results = results};
+  omc_status status = omc_run_enter(run, &b);
+  if (status == OMC_OK) status = omc_run_backward(run, &b);
+  omc_run_destroy(run);
+  return status;
+}
+
+static omc_status run(omc_plan *plan) {
+  const omc_graph *g = plan->graph;
+  tensors in = {.n = 0}, results = {.n = 0}, out = {.n = 0}, grads = {.n = 0};
+  omc_status status = OMC_OK;
+  bool fits = is_small(plan);
+  for (uint32_t i = 0; fits && i < g->n_inputs; i++)
+    fits = add_tensor(&in, &g->inputs[i]->type) && add_tensor(&results, &g->inputs[i]->type);
+  for (uint32_t k = 0; fits && k < g->n_outputs; k++)
+    fits = add_tensor(&out, &omc_in(g->result, k)->type) &&
+           add_tensor(&grads, &omc_in(g->result, k)->type);
+  n_run += fits;
+  tensors own = out; /* where outputs are that are not written over inputs */
+  if (fits) status = run_with(plan, in.data, own.data, grads.data, results.data);
+  tensors *const all[] = {&in, &results, &out, &grads};
+  for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+    for (uint32_t i = 0; i < all[k]->n; i++) free(all[k]->data[i]);
+  return status;
+}
+
 /* The plan for the declared types, and every gradient that there can be. */
 static const char *plan(const char *bytes, size_t n) {
-  enum { MOST = 32 };
-  omc_type types[MOST];
-  bool in_grads[MOST] = {false}, out_grads[MOST] = {false};
+  omc_type types[MOST_TENSORS];
+  bool in_grads[MOST_TENSORS] = {false}, out_grads[MOST_TENSORS] = {false};
   omc_session *session;
   if (omc_session_create(bytes, n, NULL, NULL, NULL, omc_provider_host(), omc_default_allocator(),
                          1, &session) != OMC_OK)
     return NULL;
   const omc_graph *g = omc_session_template(session);
   omc_status status = OMC_OK;
-  if (g->n_inputs <= MOST && g->n_outputs <= MOST) {
+  if (g->n_inputs <= MOST_TENSORS && g->n_outputs <= MOST_TENSORS) {
     for (uint32_t i = 0; i < g->n_inputs; i++) {
       types[i] = g->inputs[i]->type;
       in_grads[i] = g->inputs[i]->requires_grad;
@@ -225,12 +307,21 @@ static const char *plan(const char *bytes, size_t n) {
           .inputs = types, .in_grads = in_grads, .out_grads = out_grads, .n_backwards = 1};
       status = omc_session_plan(session, &signature, &made);
       if (status != OMC_OK) continue;
-      omc_plan_release(made);
       n_planned++;
+      status = run(made);
+      omc_plan_release(made);
     }
   }
   omc_session_destroy(session);
   return status == OMC_EINTERNAL ? omc_status_detail() : NULL;
+}
+
+static void add_text(const char *bytes, size_t n) {
+  char *copy = n_corpus < MOST_TEXTS && n <= MOST_BYTES ? malloc(n) : NULL;
+  if (!copy) return;
+  memcpy(copy, bytes, n);
+  corpus[n_corpus].bytes = copy;
+  corpus[n_corpus++].n = n;
 }
 
 /* Graphs stand in golden files between lines like "before:". */
@@ -244,13 +335,7 @@ static void read_file(const char *path) {
     more = fgets(line, sizeof line, file) != NULL;
     const size_t n = more ? strlen(line) : 0;
     const bool heading = n > 1 && line[n - 2] == ':' && !strchr(line, ' ');
-    if ((heading || !more) && used > 0 && n_corpus < MOST_TEXTS) {
-      char *copy = malloc(used);
-      if (!copy) break;
-      memcpy(copy, graph, used);
-      corpus[n_corpus].bytes = copy;
-      corpus[n_corpus++].n = used;
-    }
+    if ((heading || !more) && used > 0) add_text(graph, used);
     if (heading) used = 0;
     if (heading || used + n > sizeof graph) continue;
     memcpy(graph + used, line, n);
@@ -264,6 +349,8 @@ int main(int argc, char **argv) {
   const double seconds = atof(argv[1]);
   state = strtoull(argv[2], NULL, 10) * 0x9E3779B97F4A7C15u | 1;
   for (int i = 3; i < argc; i++) read_file(argv[i]);
+  for (size_t i = 0; i < sizeof kernel_graphs / sizeof *kernel_graphs; i++)
+    add_text(kernel_graphs[i], strlen(kernel_graphs[i]));
   if (n_corpus == 0) return 2;
   signal(SIGABRT, show);
   const time_t end = time(NULL) + (time_t)seconds;
@@ -285,7 +372,8 @@ int main(int argc, char **argv) {
     show(0);
     return 1;
   }
-  printf("%llu texts made from %zu, %zu plans\n", (unsigned long long)texts, n_corpus, n_planned);
+  printf("%llu texts made from %zu, %zu plans, %zu runs\n", (unsigned long long)texts, n_corpus,
+         n_planned, n_run);
   for (size_t i = 0; i < n_corpus; i++) free(corpus[i].bytes);
   return 0;
 }
