@@ -44,6 +44,12 @@ static omc_status lines_of(omc_trainer *t, const char *beginning, const char *en
   return OMC_OK;
 }
 
+/* Says which line, number i, of a text of the file a failure is about, if that is of its words. */
+static omc_status in_line(const char *beginning, const char *end, uint32_t i, omc_status status) {
+  if (status != OMC_EPARSE) return status;
+  OMC_FAIL(EPARSE, "'%s%s', line %u: %s", beginning, end, i + 1, omc_status_detail());
+}
+
 /* ---- variables ---- */
 
 static omc_status copy_in(omc_trainer *t, const omc_named_tensor *from, void **out) {
@@ -185,10 +191,12 @@ static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
     OMC_FAIL(EPARSE, "the optimizer's max_grad_norm is '%s'", max_norm);
   OMC_TRY(lines_of(t, "optimizer", ".groups", &lines, &t->n_groups));
   NEW_ARRAY(t, omc_optim_numbers, t->n_groups, t->groups);
-  for (uint32_t i = 0; i < t->n_groups; i++) OMC_TRY(read_numbers(lines[i], &t->groups[i]));
+  for (uint32_t i = 0; i < t->n_groups; i++)
+    OMC_TRY(in_line("optimizer", ".groups", i, read_numbers(lines[i], &t->groups[i])));
   name_states(t);
   OMC_TRY(lines_of(t, "optimizer", ".parameters", &lines, &n));
-  for (uint32_t i = 0; i < n; i++) OMC_TRY(read_parameter(t, file, lines[i]));
+  for (uint32_t i = 0; i < n; i++)
+    OMC_TRY(in_line("optimizer", ".parameters", i, read_parameter(t, file, lines[i])));
   return OMC_OK;
 }
 
@@ -204,7 +212,27 @@ static omc_status find_constant(void *ctx, const char *name, const void **data, 
   return OMC_OK;
 }
 
-/* Graph inputs in order: names of variables, or ">" and the name of what the caller gives. */
+/* The name of a variable, or ">" and the name of what the caller gives: graph input i. */
+static omc_status read_input(omc_trainer *t, omc_train_side *s, uint32_t i, const char *line) {
+  s->types[i] = omc_session_template(s->session)->inputs[i]->type;
+  if (line[0] == '>') {
+    s->in_names[s->n_given] = line + 1;
+    s->given[s->n_given++] = i;
+    return OMC_OK;
+  }
+  omc_train_variable *const v = omc_train_find(t, "", line);
+  if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", line, s->name);
+  for (uint32_t k = 0; k < i; k++)
+    if (s->variables[k] == v)
+      OMC_FAIL(EPARSE, "the tensor '%s' is two inputs of %s", line, s->name);
+  if (!omc_type_equal(&v->type, &s->types[i]))
+    OMC_FAIL(EPARSE, "the tensor '%s' has another type than in the graph of %s", line, s->name);
+  s->variables[i] = v;
+  s->in_grads[i] = v->group != OMC_NOBODYS;
+  return OMC_OK;
+}
+
+/* Graph inputs in order. */
 static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
   const omc_graph *const g = omc_session_template(s->session);
   const char **lines;
@@ -221,24 +249,8 @@ static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
   NEW_ARRAY(t, void *, n, s->data);
   NEW_ARRAY(t, void *, n, s->lent);
   NEW_ARRAY(t, void *, n, s->targets);
-  for (uint32_t i = 0; i < n; i++) {
-    s->types[i] = g->inputs[i]->type;
-    if (lines[i][0] == '>') {
-      s->in_names[s->n_given] = lines[i] + 1;
-      s->given[s->n_given++] = i;
-      continue;
-    }
-    omc_train_variable *const v = s->variables[i] = omc_train_find(t, "", lines[i]);
-    if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", lines[i], s->name);
-    for (uint32_t k = 0; k < i; k++)
-      if (s->variables[k] == v)
-        OMC_FAIL(EPARSE, "the tensor '%s' is two inputs of %s", lines[i], s->name);
-    if (!omc_type_equal(&v->type, &g->inputs[i]->type))
-      OMC_FAIL(EPARSE, "the tensor '%s' has another type than in the graph of %s", lines[i],
-               s->name);
-    s->types[i] = v->type;
-    s->in_grads[i] = v->group != OMC_NOBODYS;
-  }
+  for (uint32_t i = 0; i < n; i++)
+    OMC_TRY(in_line(s->name, ".inputs", i, read_input(t, s, i, lines[i])));
   return OMC_OK;
 }
 
@@ -280,13 +292,15 @@ static omc_status read_sizes(omc_trainer *t, omc_train_side *s) {
   uint32_t n;
   OMC_TRY(lines_of(t, s->name, ".ranges", &lines, &s->n_sizes));
   NEW_ARRAY(t, omc_train_size, s->n_sizes, s->sizes);
-  for (uint32_t i = 0; i < s->n_sizes; i++) OMC_TRY(read_range(lines[i], &s->sizes[i]));
+  for (uint32_t i = 0; i < s->n_sizes; i++)
+    OMC_TRY(in_line(s->name, ".ranges", i, read_range(lines[i], &s->sizes[i])));
   OMC_TRY(lines_of(t, s->name, ".sizes", &lines, &n));
   if (n != s->n_given)
     OMC_FAIL(EPARSE, "%s takes %u tensors, and there are sizes of %u", s->name, s->n_given, n);
   s->size_of = omc_arena_alloc(&t->arena, n, sizeof *s->size_of);
   if (!s->size_of) OMC_FAIL(ENOMEM, "sizes of %u tensors", n);
-  for (uint32_t i = 0; i < n; i++) OMC_TRY(read_dims(s, i, lines[i]));
+  for (uint32_t i = 0; i < n; i++)
+    OMC_TRY(in_line(s->name, ".sizes", i, read_dims(s, i, lines[i])));
   return OMC_OK;
 }
 
@@ -325,8 +339,10 @@ static omc_status read_side(omc_trainer *t, omc_mode mode) {
   s->trainer = t, s->name = mode_names[mode];
   const char *const text = omc_safetensors_text(&t->file, s->name);
   if (!text) return OMC_OK;
-  OMC_TRY(omc_session_create(text, strlen(text), find_constant, s, NULL, t->provider,
-                             omc_default_allocator(), MOST_PLANS, &s->session));
+  const omc_status status =
+      omc_session_create(text, strlen(text), find_constant, s, NULL, t->provider,
+                         omc_default_allocator(), MOST_PLANS, &s->session);
+  if (status != OMC_OK) return omc_fail(status, "'%s', %s", s->name, omc_status_detail());
   OMC_TRY(read_inputs(t, s));
   OMC_TRY(read_sizes(t, s));
   OMC_TRY(check_over(s));

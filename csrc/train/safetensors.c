@@ -308,21 +308,26 @@ static omc_status cannot(const char *verb, const char *path) {
   return omc_fail(OMC_EINVALID, "'%s' cannot be %s: %s", path, verb, strerror(errno));
 }
 
+static omc_status no_file(const char *path) { OMC_FAIL(EINVALID, "'%s' is no file", path); }
+
 static omc_status read_all(FILE *file, const char *path, omc_arena *arena, omc_safetensors *out) {
-  const long n = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
-  if (n < 0 || fseek(file, 0, SEEK_SET) != 0) return cannot("read", path);
+  struct stat about;
+  if (fstat(fileno(file), &about) != 0) return cannot("read", path);
+  if (!S_ISREG(about.st_mode)) return no_file(path);
+  const size_t n = (size_t)about.st_size;
   omc_arena whole;
   omc_arena_init(&whole, arena->allocator);
-  char *const bytes = omc_arena_alloc(&whole, (size_t)n, 1);
+  char *const bytes = omc_arena_alloc(&whole, n, 1);
   omc_status status = OMC_OK;
   if (!bytes)
-    status = omc_fail(OMC_ENOMEM, "%ld bytes of '%s'", n, path);
-  else if (fread(bytes, 1, (size_t)n, file) != (size_t)n)
+    status = omc_fail(OMC_ENOMEM, "%zu bytes of '%s'", n, path);
+  else if (fread(bytes, 1, n, file) != n)
     status = cannot("read", path);
   else
-    status = omc_safetensors_parse(bytes, (size_t)n, arena, out);
+    status = omc_safetensors_parse(bytes, n, arena, out);
   omc_arena_deinit(&whole);
-  return status;
+  if (status == OMC_OK || status == OMC_ENOMEM || status == OMC_EINVALID) return status;
+  return omc_fail(status, "'%s': %s", path, omc_status_detail());
 }
 
 omc_status omc_safetensors_read(const char *path, omc_arena *arena, omc_safetensors *out) {
@@ -388,7 +393,7 @@ static bool write_all(FILE *file, const omc_safetensors *f) {
 static omc_status replace(const char *path, const char *part, const omc_safetensors *f) {
   struct stat was;
   const bool exists = stat(path, &was) == 0;
-  if (exists && !S_ISREG(was.st_mode)) OMC_FAIL(EINVALID, "'%s' is no file", path);
+  if (exists && !S_ISREG(was.st_mode)) return no_file(path);
   FILE *const file = fopen(part, "wb");
   if (!file) return cannot("opened", part);
   bool done = write_all(file, f) && (!exists || fchmod(fileno(file), was.st_mode & 07777) == 0);

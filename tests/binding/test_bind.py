@@ -218,7 +218,7 @@ def test_constants_are_kept() -> None:
 def test_text_cut_short() -> None:
     """Anywhere but after a `return` there is a malformed line, and it is named."""
     for n in range(0, len(TEXT) - 2, 50):
-        with pytest.raises(ValueError, match=r"malformed graph text: line \d+"):
+        with pytest.raises(ValueError, match=r"malformed text: line \d+"):
             _C.Session(TEXT[:n], C)
         with pytest.raises(ValueError, match=r"line \d+"):
             _C.transform(TEXT[:n], "parse")

@@ -99,6 +99,9 @@ TEST(safetensors_that_are_damaged_are_refused) {
   CHECK_STATUS(omc_safetensors_parse(lengths, 7, &arena, &file), EPARSE);
   CHECK_STATUS(omc_safetensors_read("/nowhere/at all", &arena, &file), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "'/nowhere/at all' cannot be opened: No such file");
+  CHECK_STATUS(omc_safetensors_read("/", &arena, &file), EINVALID);
+  CHECK_TEXT(omc_status_detail(), "'/' is no file");
+  CHECK_STATUS(omc_safetensors_read("/dev/null", &arena, &file), EINVALID);
   omc_arena_deinit(&arena);
 }
 
@@ -346,9 +349,10 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
     const char *detail;
   } rows[] = {
       {0, "2", OMC_EINVALID, "of version '2'"},
-      {1, "input %x", OMC_EPARSE, ""},
+      {1, "input %x", OMC_EPARSE, "'training', line 1: expected ':' and a type"},
       {2, ">x\nmodel/w\n", OMC_EPARSE, "has 3 inputs, and 2 are named"},
-      {2, ">x\nmodel/v\nmodel/seen\n", OMC_EPARSE, "no tensor 'model/v', which training reads"},
+      {2, ">x\nmodel/v\nmodel/seen\n", OMC_EPARSE,
+       "'training.inputs', line 2: the file has no tensor 'model/v'"},
       {2, ">x\nmodel/w\nmodel/w\n", OMC_EPARSE, "'model/w' is two inputs of training"},
       {1,
        "input %x : f32[?,3]\ninput %w : f32[3]\ninput %seen : i64[]\n%l = Exp(%w)\n"
@@ -359,12 +363,13 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
       {4, "input %x : f32[?,3]\nconst %c : f32[3] = @\nreturn %c\n", OMC_EPARSE,
        "no tensor 'evaluation/c'"},
       {7, "adagrad", OMC_EUNSUPPORTED, "the optimizer 'adagrad'"},
-      {8, "lr=0.5 speed=1\n", OMC_EPARSE, "expected NAME=NUMBER"},
+      {8, "lr=0.5 speed=1\n", OMC_EPARSE, "'optimizer.groups', line 1: "},
       {8, "lr\n", OMC_EPARSE, "expected NAME=NUMBER"},
       {9, "1 w\n", OMC_EPARSE, "one of 1 groups"},
       {9, "0 v\n", OMC_EPARSE, "'v' is no tensor of f32 or f64"},
       {9, "0 seen\n", OMC_EPARSE, "'seen' is no tensor of f32 or f64"},
-      {9, "0 w\n0 w\n", OMC_EPARSE, "comes twice"},
+      {9, "0 w\n0 w\n", OMC_EPARSE,
+       "'optimizer.parameters', line 2: the parameter 'w' comes twice"},
       {10, "0", OMC_EPARSE, "max_grad_norm is '0'"},
       {1, "input %x : f32[?,3]\ninput %w : f32[2]\ninput %seen : i64[]\nreturn %x\n", OMC_EPARSE,
        "'model/w' has another type than in the graph of training"},
@@ -373,11 +378,11 @@ TEST(train_files_that_do_not_fit_together_are_refused) {
        "%l = Exp(%w)\nreturn %l, %w, %y over %x\n",
        OMC_EPARSE, "training writes over its input 'x'"},
       {11, "", OMC_EPARSE, "takes 1 tensors, and there are sizes of 0"},
-      {11, "s0\n", OMC_EPARSE, "are not those of the graph"},
+      {11, "s0\n", OMC_EPARSE, "'training.sizes', line 1: the sizes 's0'"},
       {11, "s1 3\n", OMC_EPARSE, "are not those of the graph"},
       {11, "4 3\n", OMC_EPARSE, "are not those of the graph"},
       {11, "s0 3 3\n", OMC_EPARSE, "are too many"},
-      {12, "5 1\n", OMC_EPARSE, "the range '5 1'"},
+      {12, "5 1\n", OMC_EPARSE, "'training.ranges', line 1: the range '5 1'"},
       {12, "1\n", OMC_EPARSE, "the range '1'"},
       {12, "-1 ?\n", OMC_EPARSE, "the range '-1 ?'"},
   };
