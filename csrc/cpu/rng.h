@@ -66,23 +66,25 @@ OMC_INLINE omc_rng_vec omc_rng_turn(omc_rng_vec x) {
   return (omc_rng_vec)(w << 16 | w >> 16);
 }
 
+/* The lane that lane l of a half is, see omc_rng_merge: those of y come after those of x. */
+OMC_INLINE int omc_rng_lane(const int l, const int run, const int half) {
+  const int i = l + half * OMC_RNG_LANES, at = i / (2 * run) * run + i % run;
+  return i / run % 2 ? at + OMC_RNG_LANES : at;
+}
+
 /* Lanes of x and y by turns of `run`, those of x first: half 0 or 1 of what they make. */
 OMC_INLINE omc_rng_vec omc_rng_merge(omc_rng_vec x, omc_rng_vec y, const int run, const int half) {
-  omc_rng_vec place = {0};
+  omc_rng_vec out = {0};
 #if defined(__clang__)
-  omc_rng_vec out = place;
   for (int l = 0; l < OMC_RNG_LANES; l++) {
-    const int i = l + half * OMC_RNG_LANES, at = i / (2 * run) * run + i % run;
-    out[l] = i / run % 2 ? y[at] : x[at];
+    const int from = omc_rng_lane(l, run, half);
+    out[l] = from < OMC_RNG_LANES ? x[from] : y[from - OMC_RNG_LANES];
   }
-  return out;
 #else
-  for (int l = 0; l < OMC_RNG_LANES; l++) {
-    const int i = l + half * OMC_RNG_LANES, at = i / (2 * run) * run + i % run;
-    place[l] = (uint64_t)(i / run % 2 ? at + OMC_RNG_LANES : at);
-  }
-  return __builtin_shuffle(x, y, place);
+  for (int l = 0; l < OMC_RNG_LANES; l++) out[l] = (uint64_t)omc_rng_lane(l, run, half);
+  out = __builtin_shuffle(x, y, out);
 #endif
+  return out;
 }
 
 /* Stores what OMC_RNG_LANES counters, whose rounds left these, give to `each` elements: the four
