@@ -28,19 +28,6 @@ typedef struct lending {
   size_t best_spared;     /* and what the arena is spared by that */
 } lending;
 
-/* The step from which on backward `b` has the gradient of input i; false: it has none. One that is
- * copied comes after the last step, which other copies may need as it is. */
-static bool find_written(const omc_plan *plan, uint32_t b, uint32_t i, uint32_t *written) {
-  const omc_graph *g = plan->graph;
-  const omc_value *v = omc_in(g->result, g->n_outputs + b * g->n_inputs + i);
-  const omc_part *part = &plan->parts[OMC_BACKWARD + b];
-  if (!v || part->step == part->end_step) return false;
-  const omc_slot *slot = &plan->slots[v->id];
-  const bool direct = slot->place == OMC_AT_RESULT && slot->index == i;
-  *written = direct && slot->begin >= part->step ? slot->begin : part->end_step - 1;
-  return true;
-}
-
 /* The inputs whose gradient every backward gives. */
 static omc_status find_lenders(lending *l, omc_arena *scratch) {
   const omc_plan *plan = l->plan;
@@ -51,7 +38,8 @@ static omc_status find_lenders(lending *l, omc_arena *scratch) {
   if (!l->lenders || !written) OMC_FAIL(ENOMEM, "no memory to find what gradients can lend");
   for (uint32_t i = 0; l->n_backwards && i < g->n_inputs; i++, written += l->n_backwards) {
     bool always = true;
-    for (uint32_t b = 0; b < l->n_backwards; b++) always &= find_written(plan, b, i, &written[b]);
+    for (uint32_t b = 0; b < l->n_backwards; b++)
+      always &= omc_gradient_written(g, plan->slots, plan->parts, b, i, &written[b]);
     if (!always) continue;
     const size_t bytes = plan->slots[omc_in(g->result, g->n_outputs + i)->id].bytes;
     if (bytes >= LEAST_LENT)

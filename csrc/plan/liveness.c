@@ -300,6 +300,17 @@ omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kep
   return fill_last(&f, scratch);
 }
 
+bool omc_gradient_written(const omc_graph *g, const omc_slot *slots, const omc_part *parts,
+                          uint32_t b, uint32_t i, uint32_t *step) {
+  const omc_value *v = omc_in(g->result, g->n_outputs + b * g->n_inputs + i);
+  const omc_part *part = &parts[OMC_BACKWARD + b];
+  if (!v || part->step == part->end_step) return false;
+  const omc_slot *slot = &slots[v->id];
+  const bool direct = slot->place == OMC_AT_RESULT && slot->index == i;
+  *step = direct && slot->begin >= part->step ? slot->begin : part->end_step - 1;
+  return true;
+}
+
 /* ---- bytes ---- */
 
 static bool add(size_t *live, size_t *total, uint32_t begin, uint32_t end, size_t bytes) {

@@ -79,6 +79,12 @@ omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kep
 omc_status omc_live_bytes(const omc_liveness *l, size_t alignment, const size_t *workspace,
                           size_t *live) OMC_MUST_USE;
 
+/* The step from which on the memory for the gradient that backward `b` gives of input i, a tensor
+ * of the caller's, holds it: before that it may serve others. One that is copied comes after the
+ * last step, which other copies may need as it is. False: that backward gives none. */
+bool omc_gradient_written(const omc_graph *g, const omc_slot *slots, const omc_part *parts,
+                          uint32_t b, uint32_t i, uint32_t *step);
+
 /* The first step at which most is live, 0 if there is none: no layout is smaller than that. */
 uint32_t omc_live_peak(const size_t *live, uint32_t n_steps);
 

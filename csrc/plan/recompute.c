@@ -75,17 +75,14 @@ static omc_value *root_of(omc_value *v) {
  * that may go back several times lends none. */
 static size_t find_lent(const round *r, bool retain_graph, size_t *lent) {
   const omc_graph *g = r->graph;
-  const omc_part *part = &r->l.parts[OMC_BACKWARD];
   size_t largest = 0;
+  uint32_t written;
   if (retain_graph || omc_n_backwards(g) != 1) return 0;
   for (uint32_t i = 0; i < g->n_inputs; i++) {
-    const omc_value *v = omc_in(g->result, g->n_outputs + i);
-    if (!v) continue;
-    const omc_slot *slot = slot_of(r, v);
-    const bool direct = slot->place == OMC_AT_RESULT && slot->index == i;
-    const uint32_t written = direct ? slot->begin : part->end_step;
-    for (uint32_t s = 0; s < written; s++) lent[s] += slot->bytes;
-    if (slot->bytes > largest) largest = slot->bytes;
+    if (!omc_gradient_written(g, r->l.slots, r->l.parts, 0, i, &written)) continue;
+    const size_t bytes = slot_of(r, omc_in(g->result, g->n_outputs + i))->bytes;
+    for (uint32_t s = 0; s < written; s++) lent[s] += bytes;
+    if (bytes > largest) largest = bytes;
   }
   return largest;
 }
