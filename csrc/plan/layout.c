@@ -4,18 +4,25 @@
 #include "plan/layout.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef omc_block block;
 typedef omc_rank rank;
+
+/* Where a block is, for how long. */
+typedef struct placed {
+  uint32_t begin, end;
+  size_t bottom, top;
+} placed;
 
 typedef struct search {
   const size_t *live; /* bytes live in the arena at each step */
   block *blocks;
   uint32_t n;
-  rank *ranks;         /* order of placement, */
-  uint32_t n_ranks;    /* of so many */
-  uint32_t *by_offset; /* blocks placed so far, lowest first */
-  size_t *best;        /* offsets of the best layout so far */
+  rank *ranks;      /* order of placement, */
+  uint32_t n_ranks; /* of so many */
+  placed *placed;   /* blocks placed so far, lowest first */
+  size_t *best;     /* offsets of the best layout so far */
   size_t best_bytes;
 } search;
 
@@ -59,37 +66,51 @@ static int compare_ranks(const void *left, const void *right) {
 
 void omc_sort_ranks(rank *ranks, uint32_t n) { qsort(ranks, n, sizeof *ranks, compare_ranks); }
 
-/* Puts block b, the n-th, into the lowest gap; returns where it ends. */
-static size_t put(search *s, uint32_t n, uint32_t b) {
-  block *x = &s->blocks[b];
-  size_t offset = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    const block *y = &s->blocks[s->by_offset[i]];
-    if (y->end < x->begin || x->end < y->begin) continue;
-    if (y->offset >= offset && y->offset - offset >= x->bytes) break;
-    if (y->offset + y->bytes > offset) offset = y->offset + y->bytes;
+/* The first of the n blocks placed so far that lies above an offset. */
+static uint32_t first_above(const search *s, uint32_t n, size_t offset) {
+  uint32_t low = 0, high = n;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (s->placed[middle].bottom > offset)
+      high = middle;
+    else
+      low = middle + 1;
   }
-  x->offset = offset;
-  uint32_t at = n;
-  for (; at > 0 && s->blocks[s->by_offset[at - 1]].offset > offset; at--)
-    s->by_offset[at] = s->by_offset[at - 1];
-  s->by_offset[at] = b;
-  return offset + x->bytes;
+  return low;
 }
 
-/* Places every block in the order of the ranks and keeps the layout if it is the best so far.
- * Returns the place in that order of the block that ends highest. */
-static uint32_t try_order(search *s) {
+/* Puts block b, the n-th, into the lowest gap; returns where it ends. */
+static size_t put(search *s, uint32_t n, uint32_t b) {
+  block *const x = &s->blocks[b];
+  const uint32_t begin = x->begin, end = x->end;
+  const size_t bytes = x->bytes;
+  size_t offset = 0;
+  for (const placed *y = s->placed; y < s->placed + n; y++) {
+    if (y->top <= offset || y->end < begin || end < y->begin) continue;
+    if (y->bottom >= offset && y->bottom - offset >= bytes) break;
+    offset = y->top;
+  }
+  x->offset = offset;
+  const uint32_t at = first_above(s, n, offset);
+  memmove(s->placed + at + 1, s->placed + at, (n - at) * sizeof *s->placed);
+  s->placed[at] = (placed){begin, end, offset, offset + bytes};
+  return offset + bytes;
+}
+
+/* Places every block in the order of the ranks and keeps the layout if it is the best so far; gives
+ * up where it has `enough` bytes. Returns the place in that order of the block that ends highest.
+ */
+static uint32_t try_order(search *s, size_t enough) {
   size_t bytes = 0;
   uint32_t top = 0;
-  for (uint32_t i = 0; i < s->n_ranks; i++) {
+  for (uint32_t i = 0; i < s->n_ranks && bytes < enough; i++) {
     const size_t end = put(s, i, s->ranks[i].block);
     if (end > bytes) {
       bytes = end;
       top = i;
     }
   }
-  if (bytes < s->best_bytes) {
+  if (bytes < s->best_bytes) { /* then it has not given up */
     s->best_bytes = bytes;
     for (uint32_t b = 0; b < s->n; b++) s->best[b] = s->blocks[b].offset;
   }
@@ -105,12 +126,12 @@ static void follow(search *s, size_t bound, rank (*order)(const search *, uint32
   for (uint32_t b = 0; b < s->n; b++)
     if (s->blocks[b].lender == OMC_NO_LENDER) s->ranks[s->n_ranks++] = order(s, b);
   omc_sort_ranks(s->ranks, s->n_ranks);
-  uint32_t top = try_order(s);
+  uint32_t top = try_order(s, tries ? SIZE_MAX : s->best_bytes);
   for (size_t i = 0; i < tries && !is_near(s, bound); i++) {
     const rank moved = s->ranks[top];
     for (; top > 0; top--) s->ranks[top] = s->ranks[top - 1];
     s->ranks[0] = moved;
-    top = try_order(s);
+    top = try_order(s, SIZE_MAX);
   }
 }
 
@@ -120,7 +141,7 @@ static void find_layout(search *s, size_t bound) {
   const size_t pairs = (size_t)s->n * s->n + 1, afford = ((size_t)1 << 20) / pairs;
   s->best_bytes = SIZE_MAX;
   for (size_t o = 0; o < n_orders && s->best_bytes > bound; o++) follow(s, bound, orders[o], 0);
-  for (size_t o = 0; o < n_orders && !is_near(s, bound); o++)
+  for (size_t o = 0; afford && o < n_orders && !is_near(s, bound); o++)
     follow(s, bound, orders[o], afford < most_tries ? afford : most_tries);
 }
 
@@ -202,9 +223,9 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
   search s = {.live = live,
               .blocks = OMC_NEW_ARRAY(scratch, block, most),
               .ranks = OMC_NEW_ARRAY(scratch, rank, most),
-              .by_offset = OMC_NEW_ARRAY(scratch, uint32_t, most),
+              .placed = OMC_NEW_ARRAY(scratch, placed, most),
               .best = OMC_NEW_ARRAY(scratch, size_t, most)};
-  if (!live || !workspace || !s.blocks || !s.ranks || !s.by_offset || !s.best)
+  if (!live || !workspace || !s.blocks || !s.ranks || !s.placed || !s.best)
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
   for (uint32_t t = 0; t < l->n_steps; t++) workspace[t] = plan->steps[t].workspace_bytes;
