@@ -22,17 +22,20 @@ static const char *const dtype_names[] = {
 
 /* ---- the header, read ---- */
 
-/* Where a tensor is: bytes from one to before the other. */
+/* Where tensor number `index` is: bytes from one to before the other. */
 typedef struct place {
   int64_t begin, end;
   const char *name;
+  uint32_t index;
 } place;
 
 typedef struct reader {
   const char *begin, *at, *end;
   omc_arena *arena;
-  const char *elements; /* after the header, n_bytes of them */
+  const char *elements; /* after the header, n_bytes of them; NULL: they are read of `file` */
   size_t n_bytes;
+  FILE *file;
+  const char *path;
   omc_named_tensor *tensors;
   place *places; /* of the tensors */
   omc_named_text *texts;
@@ -229,14 +232,10 @@ static omc_status read_tensor(reader *r, const char *name) {
     OMC_FAIL(EPARSE, "'%s', of %lld bytes, is from byte %lld to %lld of %lld", name,
              (long long)tensor.bytes, (long long)offsets[0], (long long)offsets[1],
              (long long)r->n_bytes);
-  void *const data = omc_arena_elements(r->arena, tensor.bytes, 1);
-  if (!data) OMC_FAIL(ENOMEM, "%lld bytes of '%s'", (long long)tensor.bytes, name);
-  if (tensor.bytes) memcpy(data, r->elements + offsets[0], tensor.bytes);
-  tensor.data = data;
   r->tensors = grown(r->arena, r->tensors, r->n_tensors, &r->cap_tensors, sizeof tensor);
   r->places = grown(r->arena, r->places, r->n_tensors, &r->cap_places, sizeof *r->places);
   if (!r->tensors || !r->places) OMC_FAIL(ENOMEM, "%u tensors", r->n_tensors);
-  r->places[r->n_tensors] = (place){offsets[0], offsets[1], name};
+  r->places[r->n_tensors] = (place){offsets[0], offsets[1], name, r->n_tensors};
   r->tensors[r->n_tensors++] = tensor;
   return OMC_OK;
 }
@@ -285,47 +284,90 @@ static omc_status read_header(reader *r) {
   return r->at == r->end ? OMC_OK : expected(r, "its end");
 }
 
-omc_status omc_safetensors_parse(const void *bytes, size_t n, omc_arena *arena,
-                                 omc_safetensors *out) {
-  uint64_t length = 0;
-  if (n >= LENGTH) memcpy(&length, bytes, LENGTH);
-  if (n < LENGTH || length > n - LENGTH || length > MOST_HEADER)
-    OMC_FAIL(EPARSE, "a header of %llu bytes in a file of %llu", (unsigned long long)length,
-             (unsigned long long)n);
-  const char *const header = (const char *)bytes + LENGTH;
-  reader r = {.begin = header, .at = header, .end = header + length, .arena = arena};
-  r.elements = r.end;
-  r.n_bytes = n - LENGTH - length;
-  OMC_TRY(read_header(&r));
-  OMC_TRY(check_places(&r));
-  *out = (omc_safetensors){r.tensors, r.texts, r.n_tensors, r.n_texts};
-  return OMC_OK;
-}
-
-/* ---- files ---- */
+/* ---- the elements ---- */
 
 static omc_status cannot(const char *verb, const char *path) {
   return omc_fail(OMC_EINVALID, "'%s' cannot be %s: %s", path, verb, strerror(errno));
 }
 
+/* Gives the tensors their elements, in the order in which they lie. */
+static omc_status read_elements(const reader *r) {
+  for (const place *p = r->places; p < r->places + r->n_tensors; p++) {
+    omc_named_tensor *const tensor = &r->tensors[p->index];
+    void *const data = omc_arena_elements(r->arena, tensor->bytes, 1);
+    if (!data) OMC_FAIL(ENOMEM, "%lld bytes of '%s'", (long long)tensor->bytes, tensor->name);
+    tensor->data = data;
+    if (tensor->bytes == 0) continue;
+    if (r->elements)
+      memcpy(data, r->elements + p->begin, tensor->bytes);
+    else if (fread(data, 1, tensor->bytes, r->file) != tensor->bytes)
+      return cannot("read", r->path);
+  }
+  return OMC_OK;
+}
+
+static omc_status read_whole(reader *r, omc_safetensors *out) {
+  OMC_TRY(read_header(r));
+  OMC_TRY(check_places(r));
+  OMC_TRY(read_elements(r));
+  *out = (omc_safetensors){r->tensors, r->texts, r->n_tensors, r->n_texts};
+  return OMC_OK;
+}
+
+/* The length of the header of n bytes that begin so. */
+static omc_status read_length(const void *bytes, size_t n, size_t *out) {
+  uint64_t length = 0;
+  if (n >= LENGTH) memcpy(&length, bytes, LENGTH);
+  if (n < LENGTH || length > n - LENGTH || length > MOST_HEADER)
+    OMC_FAIL(EPARSE, "a header of %llu bytes in a file of %llu", (unsigned long long)length,
+             (unsigned long long)n);
+  *out = (size_t)length;
+  return OMC_OK;
+}
+
+omc_status omc_safetensors_parse(const void *bytes, size_t n, omc_arena *arena,
+                                 omc_safetensors *out) {
+  size_t length = 0;
+  OMC_TRY(read_length(bytes, n, &length));
+  const char *const header = (const char *)bytes + LENGTH;
+  reader r = {.begin = header, .at = header, .end = header + length, .arena = arena};
+  r.elements = r.end;
+  r.n_bytes = n - LENGTH - length;
+  return read_whole(&r, out);
+}
+
+/* ---- files ---- */
+
 static omc_status no_file(const char *path) { OMC_FAIL(EINVALID, "'%s' is no file", path); }
+
+/* What is read of the file's n bytes but its elements is in memory of `scratch`. */
+static omc_status read_file(FILE *file, size_t n, const char *path, omc_arena *scratch,
+                            omc_arena *arena, omc_safetensors *out) {
+  char first[LENGTH];
+  size_t length = 0;
+  if (n >= LENGTH && fread(first, 1, LENGTH, file) != LENGTH) return cannot("read", path);
+  OMC_TRY(read_length(first, n, &length));
+  char *const header = omc_arena_alloc(scratch, length, 1);
+  if (!header) OMC_FAIL(ENOMEM, "a header of %zu bytes", length);
+  if (fread(header, 1, length, file) != length) return cannot("read", path);
+  reader r = {.begin = header,
+              .at = header,
+              .end = header + length,
+              .arena = arena,
+              .n_bytes = n - LENGTH - length,
+              .file = file,
+              .path = path};
+  return read_whole(&r, out);
+}
 
 static omc_status read_all(FILE *file, const char *path, omc_arena *arena, omc_safetensors *out) {
   struct stat about;
   if (fstat(fileno(file), &about) != 0) return cannot("read", path);
   if (!S_ISREG(about.st_mode)) return no_file(path);
-  const size_t n = (size_t)about.st_size;
-  omc_arena whole;
-  omc_arena_init(&whole, arena->allocator);
-  char *const bytes = omc_arena_alloc(&whole, n, 1);
-  omc_status status = OMC_OK;
-  if (!bytes)
-    status = omc_fail(OMC_ENOMEM, "%zu bytes of '%s'", n, path);
-  else if (fread(bytes, 1, n, file) != n)
-    status = cannot("read", path);
-  else
-    status = omc_safetensors_parse(bytes, n, arena, out);
-  omc_arena_deinit(&whole);
+  omc_arena scratch;
+  omc_arena_init(&scratch, arena->allocator);
+  const omc_status status = read_file(file, (size_t)about.st_size, path, &scratch, arena, out);
+  omc_arena_deinit(&scratch);
   if (status == OMC_OK || status == OMC_ENOMEM || status == OMC_EINVALID) return status;
   return omc_fail(status, "'%s': %s", path, omc_status_detail());
 }
