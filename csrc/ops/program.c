@@ -1,5 +1,6 @@
 #include "ops/program.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "ops/op.h"
@@ -34,6 +35,17 @@ static bool decode_instruction(const char *name, const int64_t *args, const doub
   return true;
 }
 
+static bool is_whole(double x, double most) { return x >= 0 && x <= most && x == floor(x); }
+
+/* Whether immediates are what kernels take them for: a dtype, and words to draw by. */
+static bool are_immediates(const omc_instruction *code) {
+  const uint32_t flags = omc_op_get(code->op)->flags;
+  if (flags & OMC_OP_CONVERTS) return is_whole(code->imm[0], OMC_N_DTYPE - 1);
+  if (flags & OMC_OP_RANDOM)
+    return is_whole(code->imm[0], UINT32_MAX) && is_whole(code->imm[2], UINT32_MAX);
+  return true;
+}
+
 static omc_status decode_fused(const omc_node *node, omc_program *p) {
   uint32_t n_args, n_outs, n_dtypes;
   const char *const *ops = omc_node_attr(node, "ops")->v.ss;
@@ -46,10 +58,12 @@ static omc_status decode_fused(const omc_node *node, omc_program *p) {
     return malformed(node, "imm");
   if (n_outs != node->n_out) return malformed(node, "outs");
   if (n_dtypes != node->n_out) return malformed(node, "dtypes");
-  for (uint32_t k = 0; k < p->n_code; k++)
+  for (uint32_t k = 0; k < p->n_code; k++) {
     if (!decode_instruction(ops[k], args + 3 * k, imm->v.fs + OMC_EW_IMM * k,
                             (int32_t)(p->n_in + k), &p->code[k]))
       return malformed(node, "ops or args");
+    if (!are_immediates(&p->code[k])) return malformed(node, "imm");
+  }
   for (uint32_t i = 0; i < n_outs; i++) {
     if (outs[i] < p->n_in || outs[i] >= p->n_in + p->n_code) return malformed(node, "outs");
     if (!omc_dtype_from_onnx(dtypes[i], &p->out[i].dtype)) return malformed(node, "dtypes");

@@ -173,3 +173,10 @@ def test_a_program_has_the_bits_of_its_ops_one_by_one(half: torch.dtype, seed: i
 def test_a_malformed_program_is_refused(args: list[int]) -> None:
     with pytest.raises(ValueError, match="FusedElementwise: malformed attribute ops or args"):
         run(fused("Add Exp", args, [0.0] * 8, [3], [1]), torch.randn(3), torch.randn(3))
+
+
+@pytest.mark.parametrize("op", ["Cast", "Dropout"])
+@pytest.mark.parametrize("number", [-1.0, 0.5, 2.0**32, float("inf"), float("nan")])
+def test_numbers_that_an_instruction_cannot_take_are_refused(op: str, number: float) -> None:
+    with pytest.raises(ValueError, match="FusedElementwise: malformed attribute imm"):
+        run(fused(op, [0, -1, -1], [number, 1.0, 0.0, 0.0], [2], [1]), torch.randn(3), torch.randn(3))
