@@ -325,7 +325,7 @@ def included(headers: list[Path]) -> list[Path]:
 
 
 class Fuzz(Command):
-    description = "plan graphs of randomly changed text, under the address and undefined behaviour sanitizers"
+    description = "plan and run graphs of randomly changed text, under the address and undefined behaviour sanitizers"
     user_options: ClassVar = [
         ("seconds=", None, "for how long, by default 30"),
         ("seed=", None, "of the changes, by default 0"),
