@@ -339,3 +339,14 @@ def test_nothing_of_the_tracer_holds_a_parameter() -> None:
     module = nn.Linear(3, 3)
     ORTModule(module)(torch.ones(2, 3)).sum().backward()
     torch.utils.swap_tensors(module.weight, nn.Parameter(torch.ones(3, 3)))
+
+
+def test_what_pytorch_saves_for_its_ops_is_freed() -> None:
+    """Among it results that the nodes that made them save."""
+    layer = ORTModule(nn.LSTM(4, 4, proj_size=2))
+    held = []
+    for _ in range(6):
+        layer(torch.randn(5, 3, 4))[0].sum().backward()
+        gc.collect()
+        held.append(sum(isinstance(t, torch.Tensor) for t in gc.get_objects()))
+    assert held[-1] == held[-3]

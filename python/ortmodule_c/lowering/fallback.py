@@ -145,7 +145,7 @@ def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[
     def saved(t: Tensor) -> Tensor:
         place = t.untyped_storage().data_ptr()
         if place not in memory:
-            return t
+            return t.detach()  # a result that its own node saved as it is would never be freed
         view = (place, t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg())
         if view not in copies:
             copies[view] = t.detach().clone()
