@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
 from .capture.shapes import Axes, Fit
+from .dtypes import DTYPES
 from .errors import NeedsStatic, NotExportable
 from .flatten import Spec, flatten_call, leaf_paths
 from .guards.held import scan
@@ -111,6 +112,7 @@ def whole_graph(
         except NeedsStatic as error:
             raise NotExportable(f"in {mode} {error}") from None
     _refuse_what_needs_python(mode, captured, lowered)
+    _refuse_other_dtypes(mode, [*paths, *captured.names[len(paths) :]], captured)
     names = {
         (i, axis % leaf.dim()): name
         for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
@@ -164,6 +166,16 @@ def _sizes(
         return fit.plain(paths, names)
     except NotExportable as error:
         raise NotExportable(f"in {mode} {error}") from None
+
+
+def _refuse_other_dtypes(mode: str, names: Sequence[str], captured: Captured) -> None:
+    """Of tensors at the border: within, what the core holds them as is known."""
+    inputs = zip(names, captured.placeholders()[0], strict=True)
+    results = zip(leaf_paths(captured.out_spec), captured.results()[0], strict=False)
+    for name, node in [*inputs, *[(_plain(path), r) for path, r in results]]:
+        val = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(val, Tensor) and val.dtype not in DTYPES:
+            raise NotExportable(f"in {mode} {name!r} is of {val.dtype}, which no file has")
 
 
 def _refuse_what_needs_python(mode: str, captured: Captured, lowered: Lowered) -> None:

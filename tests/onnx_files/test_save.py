@@ -267,6 +267,24 @@ def test_what_onnx_cannot_compose_is_refused_by_name(module: nn.Module, op: str,
         ortmodule_c.onnx.save(tmp_path / "net.onnx", module, x)
 
 
+class Turned(nn.Module):
+    """Complex numbers inside, and at the border if it is `bare`."""
+
+    def __init__(self, bare: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, dtype=torch.complex64) if bare else torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turn = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        return torch.view_as_real(torch.view_as_complex(x) * turn)
+
+
+def test_complex_numbers_are_written_as_pairs(tmp_path: Path) -> None:
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", Turned(bare=False), (torch.randn(3, 4, 2),))  # compared there
+    with pytest.raises(NotExportable, match="in evaluation 'weight' is of torch.complex64"):
+        ortmodule_c.onnx.save(tmp_path / "bare.onnx", Turned(bare=True), (torch.randn(3, 4, 2),))
+
+
 def test_a_language_model_is_written(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "use_cache": False}
