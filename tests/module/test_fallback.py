@@ -295,3 +295,32 @@ def test_anomaly_detection_finds_the_op() -> None:
             model(x).backward()
     assert model.stats()["graphs"] == 1
     assert [r.cause for r in model.fallback_report()] == ["as long as anomaly detection is on, which tells of each op"]
+
+
+SAVING: dict[str, Callable[[Tensor], Tensor]] = {
+    "its operand": torch.lgamma,
+    "its result": lambda x: torch.logcumsumexp(x, 0),
+    "a view": lambda x: torch.cdist(x.t(), x[:, :3]).exp(),
+    "one twice": lambda x: torch.linalg.solve(x @ x.t() + 9 * torch.eye(3), x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("way", ["plain", "saved on the CPU", "hooks forbidden", "twice"])
+@pytest.mark.parametrize("name", SAVING)
+def test_what_an_op_in_pytorch_saves(name: str, way: str) -> None:
+    """Memory that it was lent is used again before the backward."""
+    within: dict[str, Callable[[], Any]] = {
+        "saved on the CPU": torch.autograd.graph.save_on_cpu,
+        "hooks forbidden": lambda: torch.autograd.graph.disable_saved_tensors_hooks("forbidden"),
+    }
+    eager, ours = pair(Function(lambda s, x: s.l(SAVING[name](s.l(x).exp()).exp()), l=nn.Linear(3, 3)))
+    x = torch.rand(3, 3)
+    for m in (eager, ours):
+        with within.get(way, contextlib.nullcontext)():
+            y = m(x)
+            m(x + 1)  # takes the memory
+        for retains in [True, False] if way == "twice" else [False]:
+            y.square().sum().backward(retain_graph=retains)
+    close(ours.l.weight.grad, eager.l.weight.grad)
+    assert [g.runner for g in graphs(ours)] != [None]

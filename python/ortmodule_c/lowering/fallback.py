@@ -105,7 +105,7 @@ class Callbacks:
         Inputs are borrowed from memory that is used again, so what autograd keeps are copies.
         """
         op, trains = self.ops[index], any(self.ops[index].grads)
-        saved_alone = op.is_pytorchs and (not trains or _autograd._top_saved_tensors_default_hooks(True) is None)
+        saved_alone = op.is_pytorchs and (not trains or _takes_hooks())
         kept = op.written if saved_alone else range(len(inputs))
         own = [t.clone() if i in kept else t for i, t in enumerate(inputs)]
         saving = _copies_of(inputs) if saved_alone and trains else contextlib.nullcontext()
@@ -135,6 +135,12 @@ class Callbacks:
         results = [None if edge is None else next(found) for edge in inputs]
         self._here.none |= {(index, i) for i, g in enumerate(results) if g is None}
         return [None if g is None else _dense(g) for g in results]
+
+
+def _takes_hooks() -> bool:
+    """Whether nobody else has hooks on what is saved, nor forbids them."""
+    allowed: bool = _autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    return allowed and _autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
