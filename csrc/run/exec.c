@@ -26,12 +26,21 @@ static omc_status find_constant(const omc_exec *x, const omc_value *v, size_t by
   return omc_constants_upload(&x->shared->constants, v->data, bytes, out);
 }
 
+/* Where what takes no memory is on the host, as functions of C take no NULL. */
+static void *nowhere(const omc_plan *plan) {
+  static _Alignas(64) char bytes[64];
+  return plan->provider == omc_provider_host() ? bytes : NULL;
+}
+
 /* Sets what is the same in every run; data of the arena and the caller is found by each run. */
 static omc_status add_operand(omc_exec *x, uint32_t operand, const omc_value *v) {
   if (!v) return OMC_OK;
   const omc_slot *slot = &x->plan->slots[v->id];
   x->operands[operand].type = &v->type;
-  if (slot->bytes == 0) return OMC_OK;
+  if (slot->bytes == 0) {
+    x->operands[operand].data = nowhere(x->plan);
+    return OMC_OK;
+  }
   if (slot->place == OMC_AT_CONST)
     return find_constant(x, v, slot->bytes, &x->operands[operand].data);
   x->relocs[x->n_relocs++] =
@@ -226,7 +235,8 @@ static omc_status run_step(const steps *these, uint32_t s) {
   args->n_in = step->n_in;
   args->n_out = step->n_out;
   args->params = step->params;
-  args->workspace = step->workspace_bytes ? (char *)work->bases[0] + step->workspace_offset : NULL;
+  args->workspace =
+      step->workspace_bytes ? (char *)work->bases[0] + step->workspace_offset : nowhere(x->plan);
   args->node = omc_node_name(step->node);
   const omc_status status = step->kernel(args);
   return status == OMC_EDEVICE || omc_env_get()->sync ? with_node(these, step, status) : status;
