@@ -112,7 +112,7 @@ class Val:
 class Carried(Val):
     """A value of a dtype that the core holds as another: of complex numbers the pairs, along a dim behind all others.
 
-    To move its elements is to move those of its carrier; with its numbers PyTorch alone computes.
+    To move its elements is to move those of its carrier; what computes with it is written for that, or runs in PyTorch.
 
     Parameters
     ----------
