@@ -6,13 +6,6 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-static omc_status need_groups(const omc_node *node, int64_t groups) {
-  const omc_shape *ends = omc_in_shape(node, 2);
-  if (groups < 0 || ends->dims[0] == groups) return OMC_OK;
-  OMC_NODE_FAIL(node, ESHAPE, "%lld ends for %lld matrices", (long long)ends->dims[0],
-                (long long)groups);
-}
-
 omc_status omc_grouped_form_of(const omc_node *node, omc_grouped_form *out) {
   const bool product = node->op == OMC_OP_GroupedMatMul;
   OMC_TRY(omc_need_float(node, 0));
@@ -23,8 +16,11 @@ omc_status omc_grouped_form_of(const omc_node *node, omc_grouped_form *out) {
   OMC_TRY(omc_need_rank(node, 2, 1));
   const omc_shape *x = omc_in_shape(node, 0), *b = omc_in_shape(node, 1);
   const bool trans_b = omc_node_int(node, "transB") != 0;
-  OMC_TRY(need_groups(node, product ? b->dims[0] : -1));
-  *out = (omc_grouped_form){.groups = omc_in_shape(node, 2)->dims[0],
+  const int64_t groups = omc_in_shape(node, 2)->dims[0];
+  if (product && groups != b->dims[0])
+    OMC_NODE_FAIL(node, ESHAPE, "%lld ends for %lld matrices", (long long)groups,
+                  (long long)b->dims[0]);
+  *out = (omc_grouped_form){.groups = groups,
                             .rows = x->dims[0],
                             .k = x->dims[1],
                             .n = product && !trans_b ? b->dims[2] : b->dims[1],
@@ -39,14 +35,14 @@ omc_status omc_grouped_form_of(const omc_node *node, omc_grouped_form *out) {
 }
 
 static omc_status infer_product(omc_node *node) {
-  omc_grouped_form f;
+  omc_grouped_form f = {0};
   OMC_TRY(omc_grouped_form_of(node, &f));
   omc_set_shape(node, &(omc_shape){2, {f.rows, f.n}});
   return OMC_OK;
 }
 
 static omc_status infer_grad_weight(omc_node *node) {
-  omc_grouped_form f;
+  omc_grouped_form f = {0};
   OMC_TRY(omc_grouped_form_of(node, &f));
   omc_shape out = {3, {f.groups, f.k, f.n}};
   if (f.trans_b) out.dims[1] = f.n, out.dims[2] = f.k;
@@ -72,7 +68,7 @@ static omc_status grad_product(omc_grad *g) {
 }
 
 static omc_status cost(const omc_node *node, omc_cost *out) {
-  omc_grouped_form f;
+  omc_grouped_form f = {0};
   OMC_TRY(omc_grouped_form_of(node, &f));
   out->flops = 2 * (double)f.rows * (double)f.k * (double)f.n;
   return OMC_OK;

@@ -205,10 +205,7 @@ def polar(b: Builder, length: Val, angle: Val) -> Val:
     """Without a gradient, which is PyTorch's own where a length is 0."""
     if length.grad or angle.grad:
         raise Unsupported("the gradient of polar")
-    shape_, dtype = tuple(b.result.shape), result_dtype(b)
-    parts = [b.emit("Mul", length, b.emit(op, angle)) for op in ("Cos", "Sin")]
-    parts = [b.unsqueeze(b.expand(v, shape_), len(shape_)) for v in parts]
-    return Carried(b.emit("Concat", *parts, axis=len(shape_)), dtype)
+    return complex_(b, *[b.emit("Mul", length, b.emit(op, angle)) for op in ("Cos", "Sin")])
 
 
 @_translates(aten.sum.default, aten.sum.dim_IntList)

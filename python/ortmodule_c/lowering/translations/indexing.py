@@ -248,11 +248,15 @@ def _put(b: Builder, x: Val, axis: int, index: Val, values: Val, strict: int = 0
     stays, place = _last_put(b, (n,), 0, flat, whole_numbers(b, 1, count + 1))
     stays = b.unsqueeze(stays, *range(1, x.rank - axis))
     taken = b.emit("Gather", b.detached(rows), place, axis=axis, strict=1)
+    return _replaced(b, x, stays, taken, "GatherGrad", rows, flat, axis)
+
+
+def _replaced(b: Builder, x: Val, stays: Val, taken: Val, add: str, source: Val, index: Val, axis: int) -> Val:
+    """`x` where it stays, else what is taken; all of a source has the gradient of where the op `add` would add it."""
     out = b.emit("Where", stays, b.detached(x), taken)
-    none = b.full((), 0, x.dtype)
-    parts = [b.emit("Where", stays, x, none)] if x.grad else []
-    if rows.grad:
-        parts.append(b.emit("GatherGrad", rows, flat, b.full(x.dims, 0, x.dtype), axis=axis, strict=1))
+    parts = [b.emit("Where", stays, x, b.full((), 0, x.dtype))] if x.grad else []
+    if source.grad:
+        parts.append(b.emit(add, source, index, b.full(x.dims, 0, x.dtype), axis=axis, strict=1))
     if not parts:
         return out
     return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
@@ -273,20 +277,13 @@ def scatter(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
     if x.rank == 0 or source.dtype != x.dtype or not same_sizes(index.dims, source.dims):
         raise Unsupported("scatter to a scalar, or of a part of its source")
     axis = axis_of(x, dim)
-    others = [list(v.dims[:axis]) + list(v.dims[axis + 1 :]) for v in (x, index)]
-    if not same_sizes(*map(tuple, others)) or 0 in (*index.example, *x.example):
+    others = [(*v.dims[:axis], *v.dims[axis + 1 :]) for v in (x, index)]
+    if not same_sizes(*others) or 0 in (*index.example, *x.example):
         raise Unsupported("scatter to a part of the lines")
     order = b.unsqueeze(whole_numbers(b, 1, index.dims[axis] + 1), *range(1, x.rank - axis))
     stays, place = _last_put(b, x.dims, axis, index, b.expand(order, index.dims))
     taken = b.emit("GatherElements", b.detached(source), place, axis=axis, strict=1)
-    out = b.emit("Where", stays, b.detached(x), taken)
-    none = b.full((), 0, x.dtype)
-    parts = [b.emit("Where", stays, x, none)] if x.grad else []
-    if source.grad:
-        parts.append(b.emit("GatherElementsGrad", source, index, b.full(x.dims, 0, x.dtype), axis=axis, strict=1))
-    if not parts:
-        return out
-    return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
+    return _replaced(b, x, stays, taken, "GatherElementsGrad", source, index, axis)
 
 
 @translates(aten.histc.default)
