@@ -72,3 +72,19 @@ def test_a_distribution_that_is_not_to_check_stays_in_the_graph() -> None:
     assert_same_step(eager, ours, torch.randn(3, 4))
     assert ours.stats()["graph_breaks"] == 0
     assert ours.stats()["graphs"] > 0
+
+
+@pytest.mark.parametrize("check", [torch._assert, lambda met, said: torch._check(met, lambda: said)])
+def test_a_check_of_a_size_stays_in_the_graph_and_holds_for_the_next_size(check: Any) -> None:
+    def forward(_s: Any, x: Tensor) -> Tensor:
+        check(x.shape[0] % 2 == 0, "an odd number of rows")
+        check(x.ndim == 2, "not a matrix")
+        return x * x
+
+    eager = Function(forward)
+    ours = ORTModule(Function(forward), DebugOptions(capture="export", fallback="error"))
+    for rows in (2, 4, 6):
+        assert_same_step(eager, ours, torch.ones(rows, 4))
+    for bad in (torch.ones(3, 4), torch.ones(2, 4, 1)):
+        assert error_of(ours, bad) == error_of(eager, bad)
+    assert_same_step(eager, ours, torch.ones(8, 4))

@@ -41,7 +41,7 @@ _KNOWN = frozenset(
         *("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "requires_grad"),
         *("is_contiguous", "stride", "equal", "allclose", "is_nonzero", "item", "tolist", "numpy", "__array__"),
         *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "data_ptr"),
-        *("__setitem__", "backward", "__set__", "__delete__"),
+        *("__setitem__", "backward", "__set__", "__delete__", "_assert"),
     }
 )
 _GRAD: Any = Tensor.grad

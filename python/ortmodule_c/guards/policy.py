@@ -211,7 +211,7 @@ def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     if name in _OF_THE_MACHINE:
         return True
     if module == "torch":
-        return name in _TOP_OF_TORCH or name.startswith("_check")
+        return name in _TOP_OF_TORCH or name.startswith(("_check", "_assert"))
     return any(module == m or module.startswith(m + ".") for m in _OF_TORCH)
 
 
