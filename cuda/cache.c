@@ -58,7 +58,8 @@ static void *image_of(FILE *file, const char *key, size_t *bytes) {
   const size_t key_bytes = strlen(key);
   if (fstat(fileno(file), &about) != 0 || about.st_uid != geteuid() ||
       about.st_mode & (S_IWGRP | S_IWOTH) || fread(&h, sizeof h, 1, file) != 1 ||
-      memcmp(h.magic, magic, sizeof magic) != 0 || h.key_bytes != key_bytes || about.st_size < 0 ||
+      memcmp(h.magic, magic, sizeof magic) != 0 || h.key_bytes != key_bytes ||
+      about.st_size < (off_t)(sizeof h + key_bytes) ||
       (uint64_t)about.st_size - sizeof h - key_bytes != h.image_bytes)
     return NULL;
   char *all = malloc(key_bytes + h.image_bytes + 1);

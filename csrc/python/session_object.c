@@ -75,7 +75,11 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
                                          self->callbacks.object ? &callbacks : NULL, provider,
                                          omc_default_allocator(), max_plans, &self->session);
   if (status == OMC_OK) status = omc_session_set_budget(self->session, &budget);
-  return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
+  if (status == OMC_OK) return 0;
+  omc_raise(m, status);
+  omc_session_destroy(self->session);
+  self->session = NULL;
+  return -1;
 }
 
 static int session_traverse(PyObject *object, visitproc visit, void *arg) {

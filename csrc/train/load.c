@@ -19,11 +19,11 @@ static const char *const mode_names[OMC_N_MODE] = {"training", "evaluation"};
 
 static uint32_t count_lines(const char *text) {
   uint32_t n = 0;
-  for (; *text; text++) n += *text == '\n';
+  for (; *text; text++) n += *text == '\n' || !text[1];
   return n;
 }
 
-/* The next line of *text, each of which ends with '\n', without that; copied. */
+/* The next line of *text, each of which but the last ends with '\n', without that; copied. */
 static omc_status next_line(omc_trainer *t, const char **text, const char **out) {
   const size_t n = strcspn(*text, "\n");
   *out = omc_arena_text(&t->arena, *text, n);

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -252,6 +253,19 @@ def test_a_parameter_of_another_group_has_its_numbers(programs: Path, tmp_path: 
     for group in optimizer.param_groups:
         group["lr"] /= 2
     assert found == pytest.approx(epochs(plain, optimizer, given, 4, 2), rel=1e-4)
+
+
+def test_texts_of_a_file_may_end_without_a_newline(programs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, given = Classifier(), images()
+    files, samples = [tmp_path / f"{name}.safetensors" for name in ("whole", "stripped")], tmp_path / "data.safetensors"
+    example = tuple(t[:7] for t in given.values())
+    artifacts.save(files[0], model, example, optimizer=FusedSGD(model.parameters(), lr=0.1))
+    save_file(given, samples)
+    with safe_open(files[0], "pt") as whole:
+        texts = {key: text.rstrip("\n") for key, text in whole.metadata().items()}
+    save_file(load_file(files[0]), files[1], texts)
+    assert train(programs, files[1], samples, 7, 2) == train(programs, files[0], samples, 7, 2)
 
 
 class Asking(nn.Module):
