@@ -374,3 +374,12 @@ def test_a_state_of_python_that_only_others_change_is_no_reason_to_refuse() -> N
 def test_the_name_of_a_type_and_the_type_of_the_module_are_no_reason_to_refuse() -> None:
     eager, ours = both(lambda self, y: y * len(type(self.l).__name__) * isinstance(self, type(self)), lambda: None)
     assert_same_step(eager, ours, torch.randn(3, 4))
+
+
+def test_the_class_of_the_module_is_no_class_of_a_tensor() -> None:
+    def forward(self: Any, y: Tensor) -> Tensor:
+        assert isinstance(y, Tensor), self.__class__.__name__
+        return y * len(self.__class__.__name__) * len(type(self).__name__) + y.type(torch.float64)
+
+    eager, ours = both(forward, lambda: None)
+    assert_same_step(eager, ours, torch.randn(3, 4))

@@ -115,7 +115,7 @@ def looks(code: CodeType) -> Looks:
     hidden = next(iter(named & _HIDDEN - ({"__getattribute__"} if passes_by else set())), "")
     if code.co_name == "__getattribute__":  # instances of its class are held whole
         hidden = ""
-    if named & {"type", "__class__"} and named & _OF_TORCH:
+    if named & _OF_TORCH and _asks_classes(instructions):
         hidden = hidden or "type"
     if any(i.opname == "MATCH_CLASS" and i.arg for i in instructions):
         hidden = hidden or "__match_args__"
@@ -222,6 +222,16 @@ def _typed(instructions: list[dis.Instruction], fixed: frozenset[str], kinds: se
             elif next(i.opname for i in then if not i.opname.startswith(_STRAIGHT)) != "RAISE_VARARGS":
                 return frozenset(), True
     return frozenset(typed), False
+
+
+def _asks_classes(instructions: list[dis.Instruction]) -> bool:
+    """Whether it may ask for the class of anything but `self`, as of a tensor, for which another stands in a trace."""
+    for before, i, after in zip([None, *instructions], instructions, [*instructions[1:], None], strict=False):
+        by_type = i.argval == "type" and i.opname in _GLOBAL
+        owner = after if by_type else before if i.argval == "__class__" and i.opname == "LOAD_ATTR" else None
+        if owner is not None and (owner.opname, owner.argval) != ("LOAD_FAST", "self"):
+            return True
+    return False
 
 
 def _is_number(instructions: list[dis.Instruction]) -> bool:
