@@ -5,6 +5,7 @@ import enum
 import functools
 import math
 import random
+import typing
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -171,6 +172,13 @@ def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read, branc
             assert results[0][1] == results[1][1]
             close(results[1][0], results[0][0])
     assert branches or ours.stats()["graphs"] == 0
+
+
+def test_a_dictionary_made_by_an_alias_of_typing_is_one() -> None:
+    held = typing.OrderedDict[str, float](by=2.0)
+    eager = Function(lambda s, x: s.l(x) * s.held["by"], l=nn.Linear(4, 4), held=held)
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo", fallback="error"))
+    assert_same_step(eager, ours, torch.ones(2, 4))
 
 
 class Sevenfold(float):

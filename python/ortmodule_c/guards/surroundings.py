@@ -46,6 +46,7 @@ _CALLED_OF_MEMBERS = frozenset(
     | {"__lt__", "__le__", "__gt__", "__ge__"}
 )
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
+_OF_TYPING = {"__orig_class__"}  # what `typing` writes into what is made by its aliases of classes
 _OF_WRAPPERS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _MOST_CALLED = 1000  # functions, of which Dynamo traces none; what leads to more leads to all of a library
@@ -146,7 +147,7 @@ class Surroundings(Watch):
         if (
             isinstance(value, dict)
             and type(value).__setattr__ is object.__setattr__
-            and getattr(value, "__dict__", None)
+            and getattr(value, "__dict__", {}).keys() - _OF_TYPING
         ):
             self.refuse(f"{what} is a {type(value).__qualname__} with attributes beside its items", NotRunnable)
         if isinstance(value, functools.partial) and vars(value).keys() - _OF_WRAPPERS:
