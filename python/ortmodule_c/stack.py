@@ -1,5 +1,9 @@
-"""Where on the stack the user's own code is, that is, neither PyTorch, this package nor Python's library."""
+"""Where on the stack the user's own code is, that is, neither PyTorch, this package nor Python's library.
 
+What einops does is PyTorch's: it computes with symbols, too, and keeps nothing that a forward reads.
+"""
+
+import importlib.util
 import os
 import re
 import sys
@@ -11,7 +15,9 @@ from types import FrameType
 import torch
 
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
-LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__))
+_EINOPS = importlib.util.find_spec("einops")
+_FILES = (__file__, torch.__file__, *([_EINOPS.origin] if _EINOPS is not None and _EINOPS.origin else []))
+LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in _FILES)
 PACKAGES = os.sep + "site-packages" + os.sep
 STANDARD = str(Path(os.__file__).parent) + os.sep
 
@@ -61,7 +67,7 @@ def users_line_in(trace: str) -> str:
 def innermost(frames: Iterable[tuple[str, object]]) -> str:
     """File and line of the innermost of these frames that is the user's, or PyTorch's where none is."""
     known = [(str(name), line) for name, line in frames]
-    pytorchs = [f"{name}:{line}" for name, line in known if name.startswith(LIBRARIES[1])]
+    pytorchs = [f"{name}:{line}" for name, line in known if name.startswith(LIBRARIES[1:])]
     return _innermost(known) or (pytorchs or ["an unknown line"])[-1]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..stack import LIBRARIES, PACKAGES, STANDARD
 
-_TRUSTED_NAMES = {"ortmodule_c", "torch", "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {"__main__"}
+_TRUSTED_NAMES = {"ortmodule_c", "torch", "einops", "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {"__main__"}
 _TRUSTED_PACKAGES = tuple(
     PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
 )

@@ -197,7 +197,7 @@ def refusal_of_python(module: str, name: str, caller: str) -> str:
         allowed = ".random" not in module and last in _OF_NUMPY
     elif top == "torch":
         allowed = _is_pure_of_torch(module, first, caller)
-    elif top in ("ortmodule_c", "sympy", "mpmath") or top.startswith("namedtuple_"):
+    elif top in ("ortmodule_c", "sympy", "mpmath", "einops") or top.startswith("namedtuple_"):
         allowed = True
     else:
         acting = _OF_PYTHON.get(module)
