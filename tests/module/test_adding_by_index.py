@@ -1,5 +1,6 @@
 """index_add, scatter_add and index_put that accumulates, as graph networks have them, run in C."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -53,7 +54,6 @@ ROWS: dict[str, Row] = {
         )
         for reduce in ("prod", "mean", "amax", "amin", *(["sum"] if name == "scatter_reduce" else []))
         for with_x in (True, False)
-        if with_x or reduce not in ("amax", "amin")
     },
     "gather, rows": (lambda x, i, s: s + x.gather(0, i[:, None].expand(-1, 7)), (5, 7), IDS, (9, 7)),
     "index_put": (lambda x, i, s: x.index_put((i,), s, accumulate=True), (5, 7), IDS, (9, 7)),
@@ -87,6 +87,26 @@ def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
         y.square().sum().backward()
         found.append([y, x.grad, s.grad, model.w.grad])
     close(found[1], found[0], rtol=TOLERANCES[dtype])
+    assert not ours.fallback_report()
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("with_x", [True, False])
+def test_equal_extremes_share_a_gradient_with_what_was_there(reduce: str, with_x: bool) -> None:
+    eager, ours = pair(
+        Function(
+            lambda m, x, i, s: (m.w * x).scatter_reduce(0, i, m.w * s, reduce, include_self=with_x),
+            w=nn.Parameter(torch.ones(())),
+        )
+    )
+    found = []
+    for model in (eager, ours):
+        x = torch.tensor([0.0, 1.0, 5.0, -0.0, math.inf, math.nan, 2.0], requires_grad=True)
+        s = torch.tensor([0.0, 0.0, 1.0, 7.0, 5.0, 0.0, math.inf, 3.0, 2.0], requires_grad=True)
+        y = model(x, torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 5]), s)
+        (y * torch.arange(1.0, 8.0)).nan_to_num(posinf=4.0).sum().backward()
+        found.append([y, x.grad, s.grad])
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
     assert not ours.fallback_report()
 
 

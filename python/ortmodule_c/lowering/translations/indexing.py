@@ -158,11 +158,17 @@ def _joined(b: Builder, x: Val, axis: int, index: Val, source: Val, reduce: str,
         raise Unsupported(f"{reduce} of {dtype} by an index")
     wide = dtype if dtype.is_floating_point else torch.int64
     x, source, index = b.cast(x, wide), b.cast(source, wide), b.cast(index, torch.int64)
-    if not with_x:
-        if reduce in ("amax", "amin") and (x.grad or source.grad):
-            raise Unsupported("the gradient of an extreme without what was there, which PyTorch counts all the same")
-        x = b.emit("Where", _is_named(b, x, axis, index), b.scalar(_nothing(reduce, wide), wide), x)
     said = {"axis": axis, "strict": 1}
+    if not with_x:
+        named, there = _is_named(b, x, axis, index), x
+        x = b.emit("Where", named, b.scalar(_nothing(reduce, wide), wide), there)
+        if reduce in ("amax", "amin") and (there.grad or source.grad):
+            # Of equal extremes each has its part of the gradient, and PyTorch counts what was there with them.
+            there = b.detached(there)
+            extreme = b.emit(
+                "ScatterElements", b.detached(x), index, b.detached(source), reduction=_REDUCTIONS[reduce], **said
+            )
+            x = b.emit("Where", b.emit("And", named, b.emit("Equal", there, extreme)), there, x)
     if reduce in _REDUCTIONS:
         return b.cast(b.emit("ScatterElements", x, index, source, reduction=_REDUCTIONS[reduce], **said), dtype)
     total = b.emit("GatherElementsGrad", source, index, x, **said)
