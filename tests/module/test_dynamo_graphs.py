@@ -100,6 +100,10 @@ def sizes_and_none(t: Tensor) -> Any:
     return {"a": t.reshape(-1) * t.shape[0], "n": t.shape[0], "none": None, "plain": 3}
 
 
+def sizes_as_a_tensor(t: Tensor) -> Tensor:
+    return t * torch.tensor([t.shape[0], 2, 1.5, 3]).to(t.dtype)
+
+
 def no_grad_inside(t: Tensor) -> Tensor:
     with torch.no_grad():
         h = t * 2
@@ -124,6 +128,7 @@ def detached(t: Tensor) -> Tensor:
         masks,
         aliases,
         sizes_and_none,
+        sizes_as_a_tensor,
         no_grad_inside,
         gradients_disabled_by_a_call,
         detached,

@@ -47,6 +47,7 @@ _COMPUTE = {
     "torch._C._linalg",
     "torch._C._nn",
     "torch._C._special",
+    "torch._refs",
     "torch.functional",
     "torch.nn.functional",
     "_operator",
@@ -54,6 +55,7 @@ _COMPUTE = {
     "math",
 }
 _REGIONS = (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST)
+_ANSWERED = (aten.item.default, aten.promote_types.default)  # of a constant and of dtypes, whose answer is in the trace
 _COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
 _IN_USERS_WORDS = dict.fromkeys(("_get_data_attr", "_lower_version_count_by_1"), "Tensor.data")
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
@@ -179,7 +181,7 @@ def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram
     """The traced graph in the form that torch.export gives."""
     for node in reversed(traced.graph.nodes):
         node.meta.setdefault("nn_module_stack", {})  # which the passes want
-        if node.target is aten.item.default and not node.users:  # of a constant, whose value is in the trace
+        if node.target in _ANSWERED and not node.users:
             traced.graph.erase_node(node)
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     for node, example in zip(placeholders, examples, strict=True):
