@@ -132,7 +132,9 @@ _TOP_OF_TORCH = frozenset(
 _OF_THE_MACHINE = frozenset({"is_available", "is_built", "device_count"})
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
 _ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling", "is_fx_tracing"})
-_KNOWS_TRACERS = frozenset({"transformers", "diffusers", "timm", "torchvision", "peft", "accelerate"})
+_KNOWS_TRACERS = frozenset(
+    {"transformers", "diffusers", "timm", "torchvision", "peft", "accelerate", "torch_geometric"}
+)
 
 
 def refusal_of_c(function: Any) -> str:
