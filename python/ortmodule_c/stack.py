@@ -1,6 +1,6 @@
 """Where on the stack the user's own code is, that is, neither PyTorch, this package nor Python's library.
 
-What einops does is PyTorch's: it computes with symbols, too, and keeps nothing that a forward reads.
+What einops and einx do is PyTorch's: they compute with its operators, and keep nothing that a forward reads.
 """
 
 import importlib.util
@@ -15,8 +15,9 @@ from types import FrameType
 import torch
 
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
-_EINOPS = importlib.util.find_spec("einops")
-_FILES = (__file__, torch.__file__, *([_EINOPS.origin] if _EINOPS is not None and _EINOPS.origin else []))
+AS_PYTORCH = ("einops", "einx")
+_SPECS = filter(None, map(importlib.util.find_spec, AS_PYTORCH))
+_FILES = (__file__, torch.__file__, *(spec.origin for spec in _SPECS if spec.origin))
 LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in _FILES)
 PACKAGES = os.sep + "site-packages" + os.sep
 STANDARD = str(Path(os.__file__).parent) + os.sep

@@ -1,4 +1,4 @@
-"""Tensors rearranged by einops are traced, with open sizes, as those are that PyTorch reshapes."""
+"""Tensors rearranged by einops or einx are traced as those are that PyTorch reshapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,3 +68,15 @@ def test_a_pattern_that_does_not_fit_is_einops_error() -> None:
     for m in (eager, ours):
         with pytest.raises(einops.EinopsError, match="can't divide axis of length 5"):
             m(torch.randn(2, 5, 8))
+
+
+def test_einx_computes_in_the_core() -> None:
+    einx = library("einx")
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        distances = einx.subtract("j, i -> i j", places, places)
+        return einx.dot("i j, b j c -> b i c", distances, einx.add("b n c, c", s.l(x), s.l.bias))
+
+    ours = assert_same_steps(Function(forward, l=nn.Linear(8, 8)), (torch.randn(2, 6, 8),), (torch.randn(3, 5, 8),))
+    assert_ran_in_core(ours)

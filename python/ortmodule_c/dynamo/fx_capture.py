@@ -38,6 +38,7 @@ from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS, diss
 from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
 from ..lowering.translations.registry import aten
+from ..stack import AS_PYTORCH
 
 # Where the functions are that a graph may call: they compute. Others act on PyTorch itself, and in a trace would do so
 # once, or hold functions of their own, which a trace would see through.
@@ -108,7 +109,9 @@ def acts(node: fx.Node) -> str:
     ):
         return ""
     name = str(getattr(node.target, "__name__", node.target))
-    return "" if _module(node.target) in _COMPUTE else _IN_USERS_WORDS.get(name, name)
+    module = _module(node.target)
+    computes = module in _COMPUTE or module.split(".", maxsplit=1)[0] in AS_PYTORCH
+    return "" if computes else _IN_USERS_WORDS.get(name, name)
 
 
 def _module(function: Any) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from ..stack import LIBRARIES, PACKAGES, STANDARD
+from ..stack import AS_PYTORCH, LIBRARIES, PACKAGES, STANDARD
 
-_TRUSTED_NAMES = {"ortmodule_c", "torch", "einops", "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {"__main__"}
+_TRUSTED_NAMES = {"ortmodule_c", "torch", *AS_PYTORCH, "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {
+    "__main__"
+}
 _TRUSTED_PACKAGES = tuple(
     PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
 )

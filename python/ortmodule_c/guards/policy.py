@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from ..stack import AS_PYTORCH
 from .frames import is_trusted
 
 LOCKS = type(threading.Lock()), type(threading.RLock())
@@ -199,7 +200,7 @@ def refusal_of_python(module: str, name: str, caller: str) -> str:
         allowed = ".random" not in module and last in _OF_NUMPY
     elif top == "torch":
         allowed = _is_pure_of_torch(module, first, caller)
-    elif top in ("ortmodule_c", "sympy", "mpmath", "einops") or top.startswith("namedtuple_"):
+    elif top in ("ortmodule_c", "sympy", "mpmath", *AS_PYTORCH) or top.startswith("namedtuple_"):
         allowed = True
     else:
         acting = _OF_PYTHON.get(module)
