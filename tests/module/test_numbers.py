@@ -54,6 +54,7 @@ OPS: dict[str, Op] = {
     "without a kernel": lambda x, n: torch.addcdiv(x, x, x + 5, value=n),
     "computed with": lambda x, n: x * (n * 0.1 * 3 + 1 / (n + 0.25) - abs(n) // 0.3),
     "rounded": lambda x, n: x * round(n, 1),
+    "in a list": lambda x, n: x * torch.tensor([n]),
 }
 # Where PyTorch has the number before, or between, the tensors.
 WEIGHTS = torch.tensor([0.5, 1.5, 2.0, 1.0])
@@ -393,7 +394,7 @@ def test_a_number_that_has_to_be_known_ends_in_pytorch_and_not_in_an_export_per_
 
 
 @pytest.mark.parametrize("numbers", [ANNEALED * 3, COUNTED * 3], ids=["real", "whole"])
-@pytest.mark.parametrize("op", ["times", "plus", "divides", "power", "alpha", "clamp", "computed with"])
+@pytest.mark.parametrize("op", ["times", "plus", "divides", "power", "alpha", "clamp", "computed with", "in a list"])
 def test_the_backend_takes_numbers_that_change_as_inputs(op: str, numbers: list[Any]) -> None:
     from ortmodule_c.dynamo.backend import Compiled, backend
 
