@@ -131,6 +131,8 @@ _TOP_OF_TORCH = frozenset(
 )
 # What PyTorch finds when it is started, and keeps.
 _OF_THE_MACHINE = frozenset({"is_available", "is_built", "device_count"})
+# What these ask is what is installed, which they remember.
+_OF_WHAT_IS_INSTALLED = frozenset({"transformers.utils.import_utils", "diffusers.utils.import_utils"})
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
 _ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling", "is_fx_tracing"})
 _KNOWS_TRACERS = frozenset(
@@ -216,6 +218,11 @@ def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     if module == "torch":
         return name in _TOP_OF_TORCH or name.startswith(("_check", "_assert"))
     return any(module == m or module.startswith(m + ".") for m in _OF_TORCH)
+
+
+def asks_what_is_installed(memo: Any) -> bool:
+    """Whether a function that remembers its results is of those that ask for versions of packages."""
+    return memo.__module__ in _OF_WHAT_IS_INSTALLED
 
 
 def knows_tracers(module: str) -> bool:

@@ -48,7 +48,7 @@ from .frames import Frames, is_trusted_module
 from .held import INTERNAL, MISSING, Held, Library, Write, ambient
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
-from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
+from .policy import asks_what_is_installed, is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
 _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
@@ -166,6 +166,8 @@ class Watch(Instances):
 
     def _memo(self, value: Any, what: str) -> None:
         """TorchDynamo calls it each time."""
+        if asks_what_is_installed(value):
+            return
         kind = NotExportable if knows_tracers(value.__module__) else NotRunnable
         self.refuse(f"{what} remembers its results", kind)
 
