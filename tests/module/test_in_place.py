@@ -73,6 +73,14 @@ def test_what_gradients_need_may_not_be_changed(function: Callable[[Tensor], Ten
             torch.testing.assert_close(ours(x), eager(x))
 
 
+@pytest.mark.parametrize("function", NEEDED.values(), ids=NEEDED)
+def test_without_gradients_nothing_is_needed(function: Callable[[Tensor], Tensor]) -> None:
+    eager, ours = pair(after_linear(function))
+    with torch.no_grad():
+        assert_same_step(eager, ours, torch.randn(4, 4))
+    assert not ours.fallback_report()
+
+
 def test_what_no_gradient_needs_is_changed_natively() -> None:
     eager, ours = pair(after_linear(lambda y: (y.relu_() + 1).mul_(2).clamp_(max=3).sigmoid_()))
     assert_same_step(eager, ours, torch.randn(4, 4))

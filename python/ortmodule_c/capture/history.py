@@ -229,7 +229,7 @@ def _check_saved(module: fx.GraphModule) -> None:
     """
     given = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     changed = [w.meta["val"] for n in module.graph.nodes for w in written(n) if not n.meta.get(UNGRADED)]
-    trains = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
     if not (trains and any(map(differentiable, changed))):
         return
     try:
