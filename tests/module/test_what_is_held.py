@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from held import ON_THE_FAST_WAY, Plain, Read, both, setting, with_scale
 from ortmodule_c import ORTModule
@@ -457,6 +458,20 @@ def test_functions_of_classes_that_share_their_code_are_held(which: int, way: st
     else:
         kinds[which].__init__ = set_half
     close(ours(x), ours.module(x))
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["exported", "refused"])
+def test_a_method_of_all_modules_that_a_forward_takes_is_what_it_was(stays: bool) -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        call = s.l.__call__
+        return call(x) if stays else checkpoint(call, x, use_reentrant=False)
+
+    was = nn.Module.__call__
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    for batch in (2, 2, 3):
+        assert_same_step(eager, ours, torch.randn(batch, 4))
+        assert nn.Module.__call__ is was
+    assert n_graphs(ours) == 1 and not ours.fallback_report()
 
 
 def test_a_submodule_replaced_by_one_of_its_kind_is_seen() -> None:

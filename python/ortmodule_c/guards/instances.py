@@ -114,7 +114,8 @@ class Instances(Namespaces):
         self._of_classes.add((cls, name))
         for c in cls.__mro__:
             if c in self._classes and name in vars(c):
-                self._hold(dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
+                if c is not nn.Module:  # whose own are held anyway, as they were before the trace exchanged some
+                    self._hold(dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
                 return
 
     def _object(self, value: Any, title: str) -> Seen:
