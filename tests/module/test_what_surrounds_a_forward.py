@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,6 +59,19 @@ def test_what_is_replaced_in_pytorch_is_seen(
     monkeypatch.setattr(Tensor, "a_number", 1.0, raising=False)
     monkeypatch.setattr(Tensor, "a_method", lambda t: t * 1, raising=False)
     close(ours(x), before)
+
+
+def test_a_group_of_processes_is_seen_to_begin_and_end() -> None:
+    eager, ours = both(lambda _, y: y * 2 if dist.is_initialized() else y * 3, lambda: None)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        close(ours(x), eager(x))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            close(ours(x), eager(x))
+        finally:
+            dist.destroy_process_group()
+    assert n_graphs(ours) == 2
 
 
 def test_an_environment_variable_is_seen_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

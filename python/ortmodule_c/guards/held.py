@@ -99,6 +99,7 @@ def ambient() -> tuple[Hashable, ...]:
         torch.is_anomaly_enabled(),
         torch._C._get_mkldnn_enabled(),
         bool(parametrize._cache_enabled),
+        torch.distributed.is_available() and torch.distributed.is_initialized(),
         modes and tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in modes]),
         *map(torch.is_autocast_enabled, _DEVICE_TYPES),
         *map(torch.get_autocast_dtype, _DEVICE_TYPES),

@@ -131,6 +131,8 @@ _TOP_OF_TORCH = frozenset(
 )
 # What PyTorch finds when it is started, and keeps.
 _OF_THE_MACHINE = frozenset({"is_available", "is_built", "device_count"})
+# What all calls are compared by anyway, whoever asks.
+_OF_ALL_CALLS = frozenset({("torch.distributed.distributed_c10d", "is_initialized")})
 # What these ask is what is installed, which they remember.
 _OF_WHAT_IS_INSTALLED = frozenset({"transformers.utils.import_utils", "diffusers.utils.import_utils"})
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
@@ -213,7 +215,7 @@ def refusal_of_python(module: str, name: str, caller: str) -> str:
 def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     if name in _ASKS_FOR_TRACER:
         return knows_tracers(caller)
-    if name in _OF_THE_MACHINE:
+    if name in _OF_THE_MACHINE or (module, name) in _OF_ALL_CALLS:
         return True
     if module == "torch":
         return name in _TOP_OF_TORCH or name.startswith(("_check", "_assert"))
