@@ -173,6 +173,12 @@ def clamped_through_data(t: Tensor) -> Tensor:
     return h * h
 
 
+def data_put_in_place(t: Tensor) -> Tensor:
+    h = t * 2
+    h.data = h.detach().clamp(0, 1)
+    return h * h
+
+
 def clamped_through_detach(t: Tensor) -> Tensor:
     h = t * 2
     h.detach().clamp_(0, 1)
@@ -227,6 +233,7 @@ def of_data_dependent_size(t: Tensor) -> Tensor:
     [
         clamped_without_gradients,
         clamped_through_data,
+        data_put_in_place,
         clamped_through_detach,
         in_inference_mode,
         requires_grad_set,
@@ -322,10 +329,29 @@ def test_vmap_that_draws_runs_in_pytorch() -> None:
     assert got.count_nonzero() == drawing(x()).count_nonzero()
 
 
+def test_what_is_written_through_data_is_written_in_c() -> None:
+    def averaged(t: Tensor, mean: Tensor) -> Tensor:
+        mean.data.mul_(0.9).add_(t.data.mean(0), alpha=0.1)
+        return t * mean
+
+    assert assert_same(averaged, x(), torch.ones(4)) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*what its gradients need")
+def test_what_gradients_need_is_written_through_data_as_in_eager() -> None:
+    def halved(t: Tensor) -> Tensor:
+        h = t * 2
+        y = h * h
+        h.data.mul_(0.5)
+        return y
+
+    assert_same(halved, x())
+
+
 def test_what_is_refused_is_told_with_file_and_line() -> None:
     (told,) = assert_same(clamped_through_data, x())
     line = clamped_through_data.__code__.co_firstlineno + 1
-    assert f"{__file__}:{line} on runs in PyTorch: the graph calls Tensor.data" in told
+    assert f"{__file__}:{line} on runs in PyTorch: aten.clamp_.default changes in place" in told
 
 
 def test_only_the_graph_that_is_refused_runs_in_pytorch() -> None:

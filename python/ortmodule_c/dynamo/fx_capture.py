@@ -59,7 +59,8 @@ _COMPUTE = {
 _REGIONS = (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _ANSWERED = (aten.item.default, aten.promote_types.default)  # of a constant and of dtypes, whose answer is in the trace
 _COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
-_IN_USERS_WORDS = dict.fromkeys(("_get_data_attr", "_lower_version_count_by_1"), "Tensor.data")
+_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+_IN_USERS_WORDS = {"_lower_version_count_by_1": "the setter of Tensor.data"}
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
 
@@ -96,6 +97,8 @@ class _Traced(fx.Interpreter):
         if target is EXIT_AUTOCAST:
             self._regions.pop().__exit__(None, None, None)
             return None
+        if target is _DATA:  # which no trace sees; what is saved for a gradient may be changed through neither
+            return args[0].detach()
         return args[0] if leaves_alone(target, args, kwargs) else super().call_function(target, args, kwargs)
 
 
@@ -105,7 +108,7 @@ def acts(node: fx.Node) -> str:
         return f"Tensor.{node.target}"
     if (
         node.op != "call_function"
-        or node.target in (*_REGIONS, _COUNTED)
+        or node.target in (*_REGIONS, _COUNTED, _DATA)
         or isinstance(node.target, (OpOverload, OpOverloadPacket))
     ):
         return ""
