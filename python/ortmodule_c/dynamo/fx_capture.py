@@ -50,7 +50,6 @@ _COMPUTE = {
     "torch._C._special",
     "torch._refs",
     "torch.functional",
-    "torch._refs",
     "torch.nn.functional",
     "_operator",
     "builtins",
