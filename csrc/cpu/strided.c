@@ -23,11 +23,16 @@ ELEMENT(u64, 64)
 typedef void (*tile_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,
                         int64_t cols);
 
+/* dst[2 * k] = a[k], dst[2 * k + 1] = b[k] for k < n. */
+typedef void (*zip_fn)(void *restrict dst, const void *restrict a, const void *restrict b,
+                       int64_t n);
+
 /* `run` takes the steps within rows to be 1, `repeat` that of the source to be 0. What they read of
  * the rows they read once: for all the compiler knows, an element written might change it. */
 typedef struct mover {
   omc_rows_fn run, repeat, strided;
   tile_fn tile;
+  zip_fn zip;
 } mover;
 
 /* Elements of two vectors in turn, of their first halves and of their second. */
@@ -58,12 +63,26 @@ typedef struct mover {
       for (int64_t k = 0; k < n; k++) d[k] = x;                                                   \
     }                                                                                             \
   }                                                                                               \
+  static inline void every_second_##T(T *restrict d, const T *restrict s, int64_t n) {            \
+    for (int64_t k = 0; k < n; k++) d[k] = s[2 * k];                                              \
+  }                                                                                               \
+  static void zip_##T(void *restrict dst, const void *restrict a, const void *restrict b,         \
+                      int64_t n) {                                                                \
+    T *const d = dst;                                                                             \
+    const T *const x = a, *const y = b;                                                           \
+    for (int64_t k = 0; k < n; k++) {                                                             \
+      d[2 * k] = x[k];                                                                            \
+      d[2 * k + 1] = y[k];                                                                        \
+    }                                                                                             \
+  }                                                                                               \
   static void strided_##T(void *dst, const void *src, const omc_rows *r) {                        \
     const int64_t n = r->n, step = r->d, of_src = r->s;                                           \
     for (int64_t i = 0; i < r->rows; i++) {                                                       \
       T *const d = (T *)dst + i * r->ds;                                                          \
       const T *const s = (const T *)src + i * r->ss;                                              \
-      if (step == 1 && of_src == -1)                                                              \
+      if (step == 1 && of_src == 2)                                                               \
+        every_second_##T(d, s, n);                                                                \
+      else if (step == 1 && of_src == -1)                                                         \
         for (int64_t k = 0; k < n; k++) d[k] = s[-k];                                             \
       else                                                                                        \
         for (int64_t k = 0; k < n; k++) d[k * step] = s[k * of_src];                              \
@@ -108,7 +127,7 @@ MOVER(u16)
 MOVER(u32)
 MOVER(u64)
 
-#define MOVER_ROW(T) {run_##T, repeat_##T, strided_##T, tile_##T}
+#define MOVER_ROW(T) {run_##T, repeat_##T, strided_##T, tile_##T, zip_##T}
 static const mover movers[] = {MOVER_ROW(u8), MOVER_ROW(u16), MOVER_ROW(u32), MOVER_ROW(u64)};
 
 static const mover *mover_of(size_t size) { return &movers[__builtin_ctzll(size)]; }
@@ -220,6 +239,34 @@ void omc_strided_copy(const omc_strided *copy, void *dst, const void *src, int t
     n = n / rows / cols * omc_ceil_div(rows, high) * omc_ceil_div(cols, ACROSS * high);
     omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, LINE * ACROSS * high), threads, copy_tiles, &j);
   }
+}
+
+bool omc_strided_zips(const omc_strided *a, const omc_strided *b) {
+  const omc_box *x = &a->box, *y = &b->box;
+  return x->rank == 1 && y->rank == 1 && x->dims[0] == y->dims[0] && x->src[0] == 1 &&
+         y->src[0] == 1 && x->dst[0] == 2 && y->dst[0] == 2 && y->dst_offset == x->dst_offset + 1;
+}
+
+typedef struct zip_job {
+  zip_fn zip;
+  int64_t size; /* bytes of an element */
+  const char *a, *b;
+  char *dst;
+} zip_job;
+
+static void zip_range(omc_range range, void *ctx) {
+  const zip_job *j = ctx;
+  const int64_t at = range.begin * j->size;
+  j->zip(j->dst + 2 * at, j->a + at, j->b + at, range.end - range.begin);
+}
+
+void omc_strided_zip(const omc_strided *a, const omc_strided *b, void *dst, const void *src_a,
+                     const void *src_b, int threads) {
+  const int64_t size = (int64_t)a->size;
+  zip_job j = {mover_of(a->size)->zip, size, (const char *)src_a + a->box.src_offset * size,
+               (const char *)src_b + b->box.src_offset * size,
+               (char *)dst + a->box.dst_offset * size};
+  omc_parallel_for(a->box.dims[0], omc_grain(OMC_GRAIN_BYTES, 2 * size), threads, zip_range, &j);
 }
 
 void omc_strided_fill(void *dst, int64_t n, size_t size, const void *value, int threads) {

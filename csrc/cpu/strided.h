@@ -23,6 +23,14 @@ omc_strided omc_strided_of(const omc_box *box, size_t size);
 /* Copies. Source and destination do not overlap. */
 void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int threads);
 
+/* Whether they bring what lies in one run each to the same destination, in turn, beginning with a.
+ */
+bool omc_strided_zips(const omc_strided *a, const omc_strided *b);
+
+/* Runs two copies that do. */
+void omc_strided_zip(const omc_strided *a, const omc_strided *b, void *dst, const void *src_a,
+                     const void *src_b, int threads);
+
 /* Sets n elements to *value, to zero if it is NULL. */
 void omc_strided_fill(void *dst, int64_t n, size_t size, const void *value, int threads);
 

@@ -97,10 +97,14 @@ CASES = [
     *[Case("Concat", [x(*s, seed=i) for i, s in enumerate(shapes)], lambda *t, axis=axis: torch.cat(t, axis), {"axis": axis})
       for axis, shapes in [(0, [(2, 3), (1, 3)]), (1, [(2, 3), (2, 0), (2, 5)]), (-1, [(2, 3, 7), (2, 3, 1)]), (1, [(3, 4)])]],
     Case("Concat", [x(2, 3, dtype=torch.int64), x(2, 1, dtype=torch.int64)], lambda *t: torch.cat(t, 1), {"axis": 1}),
+    *[Case("Concat", [x(*s, 1, dtype=d), x(*s, 1, dtype=d, seed=1)], lambda *t: torch.cat(t, -1), {"axis": -1})
+      for s, d in [((7, 37), torch.float32), ((130, 257), torch.float32), ((1,), torch.float32), ((0, 3), torch.float32),
+                   ((7, 37), F64), ((7, 37), torch.int64), ((7, 37), torch.bool)]],
     *[Case("Split", [x(*s), tensor(sizes)], lambda a, z, axis=axis: [t.contiguous() for t in a.split(z.tolist(), axis)],
            {"axis": axis}, consts=[1], outputs=len(sizes))
-      for s, axis, sizes in [((6, 5), 0, [1, 2, 3]), ((2, 9), 1, [4, 5]), ((3, 7, 12), -1, [4, 4, 4]), ((2, 3), 1, [0, 3])]],
+      for s, axis, sizes in [((6, 5), 0, [1, 2, 3]), ((2, 9), 1, [4, 5]), ((3, 7, 12), -1, [4, 4, 4]), ((2, 3), 1, [0, 3]), ((5, 37, 2), -1, [1, 1])]],
     cut(x(7, 9), (0, 1, 5, 1)), cut(x(7, 9), (1, 0, 9, 2)), cut(x(7, 9), (0, -3, 7, 1), (1, 8, 2, -3)),
+    *[cut(x(5, 77, dtype=d), (1, start, 77, 2)) for start in (0, 1) for d in (torch.float32, F64, torch.int64, torch.bool)],
     cut(x(4, 5, 6), (1, 2, 3, 1)), cut(x(4, 5, 6), (2, 100, -100, -1)), cut(x(5, dtype=F64), (0, 1, 4, 2)), cut(x(5), (0, 3, 3, 1)),
     *[Case("Pad", [x(*s), tensor(p), v], lambda a, p, *v, t=t: F.pad(a, t, value=float(v[0]) if v and v[0] is not None else 0.0), consts=[1, 2] if v is not None else [1])
       for s, p, t, v in [((3, 4), [0, 1, 2, 3], (1, 3, 0, 2), None), ((3, 4), [1, 0, -1, 0], (0, 0, 1, -1), None),

@@ -8,6 +8,7 @@
 typedef struct move_params {
   omc_moves_form form;
   omc_strided *copies;
+  bool zips; /* the two of them */
 } move_params;
 
 OMC_KERNEL_ANY(Move, args) {
@@ -17,6 +18,12 @@ OMC_KERNEL_ANY(Move, args) {
     const omc_type *out = args->out[0].type;
     omc_strided_fill(args->out[0].data, omc_shape_numel(&out->shape), omc_dtype_size(out->dtype),
                      f->pad ? omc_in_data(args, f->pad) : NULL, args->threads);
+  }
+  if (p->zips) {
+    omc_strided_zip(&p->copies[0], &p->copies[1], args->out[0].data,
+                    args->in[f->moves[0].from].data, args->in[f->moves[1].from].data,
+                    args->threads);
+    return OMC_OK;
   }
   for (uint32_t i = 0; i < f->n; i++)
     omc_strided_copy(&p->copies[i], args->out[f->moves[i].to].data, args->in[f->moves[i].from].data,
@@ -32,6 +39,7 @@ static omc_status params_move(const omc_node *node, omc_arena *arena, void *para
   for (uint32_t i = 0; i < p->form.n; i++)
     p->copies[i] =
         omc_strided_of(&p->form.moves[i].box, omc_dtype_size(omc_in(node, 0)->type.dtype));
+  p->zips = p->form.n == 2 && node->n_out == 1 && omc_strided_zips(&p->copies[0], &p->copies[1]);
   return OMC_OK;
 }
 
