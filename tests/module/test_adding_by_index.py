@@ -64,6 +64,24 @@ ROWS: dict[str, Row] = {
         IDS,
         (3, 3, 7),
     ),
+    **{
+        f"index_put of {name}, {accumulate}": (
+            lambda x, i, s, at=at, accumulate=accumulate: torch.ops.aten.index_put(x, at(i), s, accumulate),
+            (5, 4, 7),
+            IDS,
+            size,
+        )
+        for name, at, size in (
+            ("two axes", lambda i: (i, (i * 3) % 4), (9, 7)),
+            ("two axes, one for all", lambda i: (i, (i * 3) % 4), (7,)),
+            ("two axes from the end", lambda i: (i - 5, (i % 4) - 4), (9, 7)),
+            ("two axes of a table", lambda i: (i[:3, None], torch.arange(3)), (3, 3, 7)),
+            ("the last axes", lambda i: (None, i % 4, i), (5, 9)),
+            ("all axes", lambda i: (i[:3], i[:3] % 4, i[:3] + 1), (3,)),
+            ("two axes, int32", lambda i: (i.int(), (i % 4).int()), (9, 7)),
+        )
+        for accumulate in (False, True)
+    },
 }
 
 
@@ -145,3 +163,23 @@ def test_an_index_out_of_range_is_pytorchs_error(name: str, bad: int) -> None:
     assert said[0] == said[1] == said[2]
     model(torch.randn(x), i, torch.randn(s)).sum().backward()
     assert not model.fallback_report()
+
+
+@pytest.mark.parametrize("bad", [5, -6])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_each_of_several_indices_is_within_its_axis(bad: int, accumulate: bool) -> None:
+    eager, ours = pair(
+        Function(
+            lambda m, x, i, s: (m.w * x).index_put((i, i), s, accumulate=accumulate), w=nn.Parameter(torch.ones(()))
+        )
+    )
+    for size in (5, 5, 6, 9):
+        x, i, s = torch.randn(size, 9, 2), torch.arange(-3, size), torch.randn(size + 3, 2)
+        for model in (eager, ours):
+            model.zero_grad()
+            model(x, i, s).square().sum().backward()
+        close(ours.w.grad, eager.w.grad)
+    for model in (eager, ours):
+        with pytest.raises(IndexError, match=f"index {bad} is out of bounds"):
+            model(torch.randn(5, 9, 2), torch.tensor([1, bad]), torch.randn(2, 2))
+    assert ours.stats()["graphs"] == 1 and not ours.fallback_report()

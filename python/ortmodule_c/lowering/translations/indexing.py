@@ -72,9 +72,11 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
 
 @translates(aten.index_put.default)
 def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumulate: bool = False) -> Val:
-    """What is alike for all that a mask chooses is put there, or rows are added along an axis."""
+    """What is alike for all that a mask chooses is put there, or rows are put or added along axes that are one."""
     given = [(i, v) for i, v in enumerate(indices) if v is not None]
     axis, index = given[0]
+    if len(given) > 1:
+        return _put_along(b, x, [i for i, _ in given], [v for _, v in given], values, accumulate)
     whole = index.dtype in (torch.int64, torch.int32)
     if len(given) == 1 and not accumulate and whole and values.dtype == x.dtype:
         return _put(b, x, axis, b.cast(index, torch.int64), values)
@@ -83,11 +85,24 @@ def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumu
         rows = values if tuple(values.dims) == picked else b.expand(values, picked)
         return b.emit("GatherGrad", rows, b.cast(index, torch.int64), x, axis=axis)
     rest = x.rank - axis - index.rank
-    if len(given) != 1 or index.dtype != torch.bool or rest < 0 or values.rank > rest or accumulate:
-        raise Unsupported("index_put other than of the same by a mask, or added along one axis")
+    if index.dtype != torch.bool or rest < 0 or values.rank > rest or accumulate:
+        raise Unsupported("index_put other than of the same by a mask, or along axes")
     if not all(map(same_size, index.dims, x.dims[axis:])) or (values.rank and values.dtype != x.dtype):
         raise Unsupported("index_put by a mask of other sizes, or of another dtype")
     return b.emit("Where", b.unsqueeze(index, *range(index.rank, index.rank + rest)), b.cast(values, x.dtype), x)
+
+
+def _put_along(b: Builder, x: Val, axes: list[int], ids: list[Val], values: Val, accumulate: bool) -> Val:
+    """Rows put along axes that lie side by side, as one axis of as many places."""
+    first, end = axes[0], axes[-1] + 1
+    if axes != list(range(first, end)) or any(v.dtype not in (torch.int64, torch.int32) for v in ids):
+        raise Unsupported("index_put by masks, or by indices of axes that lie apart")
+    sizes = x.dims[first:end]
+    count = math.prod(sizes)
+    place = index(b, b.reshape(whole_numbers(b, 0, count), sizes), list(ids))
+    place.shape = _broadcast(ids)
+    flat = b.reshape(x, (*x.dims[:first], count, *x.dims[end:]))
+    return b.reshape(index_put(b, flat, [*[None] * first, place], values, accumulate), x.dims)
 
 
 def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
