@@ -1,6 +1,7 @@
 """Ops that write over their operands: what they leave there is PyTorch's, and what PyTorch refuses is refused."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -223,6 +224,31 @@ def test_what_is_written_over_by_memory_has_no_gradient(write: Callable[[Tensor]
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
     for _ in range(2):
         assert_same_step(eager, ours, torch.randn(4, 4))
+
+
+DIAGONALS: dict[str, Callable[[Tensor], Any]] = {
+    "of a matrix": lambda y: y.fill_diagonal_(0.5),
+    "of a wide matrix": lambda y: y[:3].fill_diagonal_(-math.inf),
+    "of a tall one": lambda y: y[:, :3].fill_diagonal_(2, wrap=False),
+    "by a view": lambda y: y.diagonal().fill_(0.5),
+    "beside it": lambda y: y.diagonal(1).mul_(2),
+    "below it": lambda y: y.diagonal(-1).sub_(y[0, 1:].detach()),
+}
+
+
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.parametrize("write", DIAGONALS.values(), ids=DIAGONALS)
+def test_a_diagonal_of_any_size_is_written_in_c(write: Callable[[Tensor], Any], capture: Any) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.l(x)
+        y = y @ y.t()
+        write(y)
+        return y.softmax(-1)
+
+    eager, _ = pair(Function(forward, l=nn.Linear(4, 4)))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture, fallback="error"))
+    for n in (4, 5, 3):
+        assert_same_step(eager, ours, torch.randn(n, 4))
 
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {

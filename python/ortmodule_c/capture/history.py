@@ -262,6 +262,8 @@ def out_of_place(graph: fx.Graph) -> None:
     """
     for node in graph.nodes:
         op = node.target
+        if op is aten.fill_diagonal_.default:
+            _fill_diagonal(graph, node)
         if not isinstance(op, OpOverload) or not is_composite(op) or written(node) != list(node.args[:1]):
             continue
         other = functional(op)
@@ -271,6 +273,20 @@ def out_of_place(graph: fx.Graph) -> None:
             new = graph.call_function(other, node.args, node.kwargs)
         new.meta = copy.copy(node.meta)
         node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], new), {}
+
+
+def _fill_diagonal(graph: fx.Graph, node: fx.Node) -> None:
+    """Have a view of the diagonal of a matrix filled, which gradients know, and not one by strides."""
+    matrix, value, wrap = *node.args[:2], (*node.args, False)[2]
+    assert isinstance(matrix, fx.Node)
+    if wrap or matrix.meta["val"].dim() != 2:
+        return
+    with graph.inserting_before(node):
+        diagonal = graph.call_function(aten.diagonal.default, (matrix,))
+    diagonal.meta = {**node.meta, "val": matrix.meta["val"].diagonal()}
+    node.replace_all_uses_with(matrix)
+    node.target, node.args, node.kwargs = aten.fill_.Scalar, (diagonal, value), {}
+    node.meta["val"] = diagonal.meta["val"]
 
 
 def assign_parts(graph: fx.Graph) -> None:

@@ -304,10 +304,8 @@ def diagonal_scatter(b: Builder, x: Val, source: Val, offset: int = 0, dim1: int
     order = [*[i for i in range(x.rank) if i not in (first, second)], first, second]
     rows, columns = x.dims[first], x.dims[second]
     down = max(-offset, 0)
-    if not (isinstance(rows, int) and isinstance(columns, int)) or source.dims[-1] != max(
-        min(rows - down, columns - max(offset, 0)), 0
-    ):
-        raise Unsupported("a diagonal of an open size, or a source of another")
+    if not same_size(source.dims[-1], torch.sym_max(torch.sym_min(rows - down, columns - max(offset, 0)), 0)):
+        raise Unsupported("a source of another size than the diagonal has")
     pads = [0] * (source.rank - 1)
     lines = b.ints([*pads, down, *pads, rows - down - source.dims[-1]])
     lines = b.emit("Pad", b.cast(source, x.dtype), lines, b.const(0, x.dtype), mode="constant")
