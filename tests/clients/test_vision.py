@@ -1,4 +1,4 @@
-"""Models of timm and torchvision, a step of each; in float64, as batch norms of few elements magnify rounding."""
+"""Models of timm, torchvision and others, a step of each; float64, as batch norms of few elements magnify rounding."""
 
 import copy
 
@@ -31,3 +31,18 @@ def test_torchvision(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "test_convnext", "test_efficientnet"])
 def test_timm(name: str) -> None:
     assert_trains(library("timm").create_model(name), 160, "aten._upsample_bicubic2d_aa.vec")
+
+
+def test_segmentation_models() -> None:
+    assert_trains(library("segmentation_models_pytorch").Unet("resnet18", encoder_weights=None), 32)
+
+
+def test_kornia() -> None:
+    kornia = library("kornia")
+
+    class Blurred(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = kornia.filters.gaussian_blur2d(super().forward(x).sigmoid(), (3, 3), (1.5, 1.5))
+            return kornia.losses.ssim_loss(y, x.sigmoid(), 5)
+
+    assert_trains(Blurred(3, 3, 3, padding=1), 16)

@@ -138,7 +138,10 @@ _OF_WHAT_IS_INSTALLED = frozenset({"transformers.utils.import_utils", "diffusers
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
 _ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling", "is_fx_tracing"})
 _KNOWS_TRACERS = frozenset(
-    {"transformers", "diffusers", "timm", "torchvision", "peft", "accelerate", "torch_geometric"}
+    {
+        *("transformers", "diffusers", "timm", "torchvision", "peft", "accelerate", "torch_geometric"),
+        *("segmentation_models_pytorch", "kornia"),
+    }
 )
 
 
