@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -104,6 +105,10 @@ def sizes_as_a_tensor(t: Tensor) -> Tensor:
     return t * torch.tensor([t.shape[0], 2, 1.5, 3]).to(t.dtype)
 
 
+def a_number_by_numpy(t: Tensor) -> Tensor:
+    return t * int(np.ceil(t.shape[0] / 2)) + float(np.sqrt(4.0))
+
+
 def no_grad_inside(t: Tensor) -> Tensor:
     with torch.no_grad():
         h = t * 2
@@ -129,6 +134,7 @@ def detached(t: Tensor) -> Tensor:
         aliases,
         sizes_and_none,
         sizes_as_a_tensor,
+        a_number_by_numpy,
         no_grad_inside,
         gradients_disabled_by_a_call,
         detached,

@@ -48,6 +48,7 @@ _COMPUTE = {
     "torch._C._linalg",
     "torch._C._nn",
     "torch._C._special",
+    "torch._dynamo.utils",
     "torch._refs",
     "torch.functional",
     "torch.nn.functional",
