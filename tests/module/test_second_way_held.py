@@ -282,6 +282,11 @@ class Slots:
     inner: Any
 
 
+class Unmeasured(tuple[int, ...]):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 class Anything:
     def __eq__(self, _other: object) -> bool:
         return True
@@ -298,6 +303,7 @@ FOUND: dict[str, tuple[Any, Callable[[Any], bool], bool]] = {
     "a key of a data class": ({Key("a"): 1, "sought": Key("a")}, lambda held: held.get(held["sought"]) == 1, True),
     "a data class in a list": ([Key("a")], lambda held: Key("a") in held, True),
     "a data class of data classes": ({Outer(Key("a"))}, lambda held: Outer(Key("a")) in held, True),
+    "a tuple that has no length": ({1: Unmeasured((1,)), Unmeasured((2,)): 3}, lambda held: 1 in held, True),
     "what a data class holds": ({Outer(Folded("A"))}, lambda held: Outer(Folded("a")) in held, False),
     "what a slot holds": ({Slots(Folded("A"))}, lambda held: Slots(Folded("a")) in held, False),
     "a tuple in a data class": ({Outer((Folded("A"),))}, lambda held: Outer((Folded("a"),)) in held, False),

@@ -257,7 +257,7 @@ def _has_own_equality(value: Any, within: frozenset[int] = frozenset()) -> bool:
     owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
     code = getattr(cls.__eq__, "__code__", None)
     if owner in (tuple, list):
-        parts = list(value)
+        parts = list(owner.__iter__(value))
     elif dataclasses.is_dataclass(cls) and code is not None and _is_generated(code):
         state = getattr(value, "__dict__", {})
         parts = [
