@@ -251,6 +251,22 @@ def test_a_diagonal_of_any_size_is_written_in_c(write: Callable[[Tensor], Any], 
         assert_same_step(eager, ours, torch.randn(n, 4))
 
 
+@pytest.mark.filterwarnings("ignore:ortmodule_c: aten._foreach")
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+def test_tensors_in_a_list_are_changed_by_ops_of_pytorch(capture: Any) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        means = [s.norm.running_mean, s.norm.running_var]
+        torch._foreach_mul_(means, 0.9)
+        torch._foreach_add_(means, [x.mean(0), x.var(0)], alpha=0.1)
+        return s.l(x) * s.norm.running_mean
+
+    eager = Function(forward, l=nn.Linear(4, 4), norm=nn.BatchNorm1d(4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    for n in (4, 4, 5):
+        assert_same_step(eager, ours, torch.randn(n, 4))
+    assert {r.name for r in ours.fallback_report()} == {"aten._foreach_mul.Scalar", "aten._foreach_add.List"}
+
+
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "what is left out has a default": lambda t: t.bernoulli_(),
     "what is given is the default": lambda t: t.bernoulli_(0.5),

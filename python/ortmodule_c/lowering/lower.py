@@ -573,7 +573,8 @@ def _is_random(op: OpOverload) -> bool:
 def _functional(node: fx.Node, op: OpOverload) -> OpOverload:
     """The op that returns what `op` writes over its first argument."""
     found = functional(op)
-    if found is None or written(op) != [op._schema.arguments[0].name] or not fits(node, found):
+    of_list = not isinstance(node.args[0], fx.Node)
+    if found is None or of_list or written(op) != [op._schema.arguments[0].name] or not fits(node, found):
         raise NeedsFunctional(str(op))
     optional = {a.name for a in found._schema.arguments if a.has_default_value()}
     for a in op._schema.arguments[len(node.args) :]:
