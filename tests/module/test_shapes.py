@@ -391,6 +391,7 @@ OPEN = {
     "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
     "select_scatter": lambda x: x.select_scatter(x[:, 0] * 2, 1, -1),
     "slice_scatter": lambda x: x.slice_scatter(x[:, :2] * 2, 1, -3, -1),
+    "slice_scatter with a step": lambda x: x.slice_scatter(x[:, 1::2] * 2, 1, 1, None, 2),
     "written part": _written,
     "narrow": lambda x: x.narrow(1, -2, 2),
     "smoothed": lambda x: F.cross_entropy(x, x.softmax(1), label_smoothing=0.1),

@@ -157,6 +157,13 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y[:2, :4].expand(3, 2, 4).diagonal_scatter(y[:2, :3].T, 1, 1, 2),
         torch.block_diag(y, y[0], y[0, 0]),
     ),
+    "put at every other place": lambda y: (
+        y.slice_scatter(y[:, 1::2], 1, 0, None, 2),
+        y.slice_scatter(y[1:3] * 2, 0, -4, None, 2),
+        y.slice_scatter(y[:, :2].double(), 1, 1, -1, 3),
+        y.slice_scatter(y[:, :0], 1, 9, None, 2),
+        y[0].slice_scatter(y[0, 3:], 0, 0, 5, 2),
+    ),
     "taken": lambda y: (y.take(torch.tensor([[3, -1], [3, 5]])), y[0, 0].gather(0, torch.tensor([0, 0])), y.roll(2)),
     "cut off and padded": lambda y: [
         F.pad(y[None], pad, mode)

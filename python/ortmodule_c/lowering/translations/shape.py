@@ -336,11 +336,11 @@ def slice_scatter(
     axis = axis_of(x, dim)
     if same_size(source.dims[axis], x.dims[axis]):
         return b.cast(source, x.dtype)
-    if step != 1:
-        raise Unsupported("slice_scatter with a step")
     first = 0 if start is None else start
     if first < 0:
         first = torch.sym_max(0, first + x.dims[axis])
+    if step != 1:
+        return _replace_apart(b, x, source, axis, first, step)
     return _replace(b, x, source, axis, first, first + source.dims[axis])
 
 
@@ -352,6 +352,20 @@ def _replace(b: Builder, x: Val, source: Val, axis: int, start: Size, end: Size)
     if not same_size(x.dims[axis], end):
         parts.append(b.slice(x, axis, end, INT64_MAX))
     return parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
+
+
+def _replace_apart(b: Builder, x: Val, source: Val, axis: int, first: Size, step: int) -> Val:
+    """`x` with every `step`-th of one dim, from the first on, taken from `source`."""
+    n = source.dims[axis]
+    if same_size(n, 0):
+        return x
+    places, start, apart = whole_numbers(b, 0, x.dims[axis]), b.size(first), b.const(step, torch.int64)
+    nearest = b.emit("Div", b.emit("Sub", places, start), apart)
+    nearest = b.emit("Max", b.emit("Min", nearest, b.size(n - 1)), b.const(0, torch.int64))
+    taken = b.emit("Equal", b.emit("Add", b.emit("Mul", nearest, apart), start), places)
+    if axis < x.rank - 1:
+        taken = b.unsqueeze(taken, *range(1, x.rank - axis))
+    return b.emit("Where", taken, b.emit("Gather", b.cast(source, x.dtype), nearest, axis=axis), x)
 
 
 # Making tensors
