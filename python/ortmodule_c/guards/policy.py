@@ -140,7 +140,7 @@ _ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compili
 _KNOWS_TRACERS = frozenset(
     {
         *("transformers", "diffusers", "timm", "torchvision", "peft", "accelerate", "torch_geometric"),
-        *("segmentation_models_pytorch", "kornia"),
+        *("segmentation_models_pytorch", "kornia", "torchrl", "tensordict"),
     }
 )
 
