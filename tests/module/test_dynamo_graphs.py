@@ -343,6 +343,10 @@ def test_what_is_written_through_data_is_written_in_c() -> None:
     assert assert_same(averaged, x(), torch.ones(4)) == []
 
 
+def test_a_question_whether_a_transform_is_active_has_an_answer() -> None:
+    assert assert_same(lambda t: t * 2 if torch._C._are_functorch_transforms_active() else t * 3, x()) == []
+
+
 @pytest.mark.filterwarnings("ignore:.*what its gradients need")
 def test_what_gradients_need_is_written_through_data_as_in_eager() -> None:
     def halved(t: Tensor) -> Tensor:

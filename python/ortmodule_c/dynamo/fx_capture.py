@@ -58,7 +58,8 @@ _COMPUTE = {
 }
 _REGIONS = (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _ANSWERED = (aten.item.default, aten.promote_types.default)  # of a constant and of dtypes, whose answer is in the trace
-_COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
+# The first tells who counts the uses of PyTorch's interfaces, and no one does; what the second says Dynamo knows.
+_WITHOUT_EFFECT = (torch._C._log_api_usage_once, torch._C._are_functorch_transforms_active)
 _DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 _IN_USERS_WORDS = {"_lower_version_count_by_1": "the setter of Tensor.data"}
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
@@ -108,7 +109,7 @@ def acts(node: fx.Node) -> str:
         return f"Tensor.{node.target}"
     if (
         node.op != "call_function"
-        or node.target in (*_REGIONS, _COUNTED, _DATA)
+        or node.target in (*_REGIONS, *_WITHOUT_EFFECT, _DATA)
         or isinstance(node.target, (OpOverload, OpOverloadPacket))
     ):
         return ""
