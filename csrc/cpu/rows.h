@@ -55,6 +55,9 @@ OMC_INLINE void store_sums(const acc_t *sums, storage_t *out, int64_t n) {
   if (!OMC_STORES_ACC) store_row(sums, out, n);
 }
 
+/* Elements for which no vector is worth it. */
+enum { OMC_SHORT_ROW = 8 };
+
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
  * names that the caller gives, and must be neutral in lanes past them, as by the fill of vld_fill.
  * The order depends on n and OMC_VL alone. */

@@ -32,7 +32,6 @@ typedef struct reduce_params {
 #ifdef OMC_VARIANT
 
 #define LEAF (512 * OMC_VL) /* elements of rows reduced in a plain loop */
-#define SHORT 8             /* elements for which no vector is worth it */
 #define LEAF_ROWS 64        /* rows added up in a plain loop */
 #define WIDTH 256           /* columns whose results are kept on the stack */
 
@@ -61,7 +60,7 @@ OMC_INLINE acc_t start_of(verb v) {
 OMC_INLINE acc_t reduce_row(verb v, const storage_t *x, int64_t n) {
   const acc_t start = start_of(v);
   acc_t lanes[OMC_VL];
-  if (n <= SHORT) {
+  if (n <= OMC_SHORT_ROW) {
     lanes[0] = start;
     for (int64_t k = 0; k < n; k++) lanes[0] = join(v, lanes[0], ld(x + k));
     return lanes[0];

@@ -37,6 +37,7 @@ typedef struct scan_block {
 
 /* Unit u: a block of columns of one outer. */
 static scan_block block_at(const scan_params *p, int64_t u) {
+  if (p->inner == 1) return (scan_block){u * p->n, 1, u};
   const int64_t across = omc_ceil_div(p->inner, OMC_COLUMNS), o = u / across,
                 k = u % across * OMC_COLUMNS;
   return (scan_block){o * p->n * p->inner + k, omc_min(OMC_COLUMNS, p->inner - k),
@@ -183,7 +184,7 @@ OMC_INLINE void run_arg(omc_range range, const scan_job *j, bool least) {
   for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
     int64_t *at = (int64_t *)j->out + b.result;
-    if (p->inner == 1)
+    if (p->inner == 1 && p->n > OMC_SHORT_ROW)
       *at = arg_row(j->x + b.first, p->n, least);
     else
       arg_columns(p, j->x + b.first, b.n, at, least);
