@@ -60,24 +60,31 @@ enum { OMC_SHORT_ROW = 8 };
 
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
  * names that the caller gives, and must be neutral in lanes past them, as by the fill of vld_fill.
- * The order depends on n and OMC_VL alone. */
-#define OMC_ROW_REDUCE(k, left, n, start, join, finish, term) \
-  __extension__({                                             \
-    const int64_t n_ = (n);                                   \
-    vacc_t a_ = vset(start), b_ = a_, c_ = a_, d_ = a_;       \
-    int64_t k = 0;                                            \
-    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {               \
-      const int64_t left = OMC_VL;                            \
-      a_ = join(a_, term), k += OMC_VL;                       \
-      b_ = join(b_, term), k += OMC_VL;                       \
-      c_ = join(c_, term), k += OMC_VL;                       \
-      d_ = join(d_, term);                                    \
-    }                                                         \
-    for (; k < n_; k += OMC_VL) {                             \
-      const int64_t left = n_ - k;                            \
-      a_ = join(a_, term);                                    \
-    }                                                         \
-    finish(join(join(a_, b_), join(c_, d_)));                 \
+ * Pieces are reduced by themselves, lest a long sum loses bits. The order depends on n and OMC_VL
+ * alone. */
+enum { OMC_ROW_PIECE = 256 * OMC_VL };
+#define OMC_ROW_REDUCE(k, left, n, start, join, finish, term)         \
+  __extension__({                                                     \
+    const int64_t n_ = (n);                                           \
+    vacc_t a_ = vset(start), b_ = a_, c_ = a_, d_ = a_, pieces_ = a_; \
+    int64_t k = 0;                                                    \
+    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {                       \
+      const int64_t left = OMC_VL;                                    \
+      a_ = join(a_, term), k += OMC_VL;                               \
+      b_ = join(b_, term), k += OMC_VL;                               \
+      c_ = join(c_, term), k += OMC_VL;                               \
+      d_ = join(d_, term);                                            \
+      if ((k + OMC_VL) % OMC_ROW_PIECE == 0) {                        \
+        pieces_ = join(pieces_, join(join(a_, b_), join(c_, d_)));    \
+        a_ = b_ = c_ = d_ = vset(start);                              \
+      }                                                               \
+    }                                                                 \
+    for (; k < n_; k += OMC_VL) {                                     \
+      const int64_t left = n_ - k;                                    \
+      a_ = join(a_, term);                                            \
+    }                                                                 \
+    const vacc_t rest_ = join(join(a_, b_), join(c_, d_));            \
+    finish(n_ < OMC_ROW_PIECE ? rest_ : join(pieces_, rest_));        \
   })
 #define OMC_ROW_SUM(k, left, n, term) OMC_ROW_REDUCE(k, left, n, 0, vadd, vsum, term)
 
