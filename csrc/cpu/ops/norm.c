@@ -78,29 +78,48 @@ static void normalize(const layer_job *job, const storage_t *x, int64_t column, 
   }
 }
 
-/* Sums that are added up side by side, so that none waits for its last term. */
-enum { CHAINS = 4 };
+/* Sums of numbers and of their squares, in the lanes of vectors. */
+typedef struct {
+  vacc_t numbers, squares;
+} moments;
+
+enum { CHAINS = 4 /* vectors added up side by side, so that none waits for its last term */ };
+
+/* Adds up chains, which begin anew. */
+OMC_INLINE void close_chains(vacc_t *chains, vacc_t *sum) {
+  *sum += (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  OMC_UNROLL for (int i = 0; i < CHAINS; i++) chains[i] = vset(0);
+}
+
+/* Adds those of n elements, each less `near`: what cancels is small if that is near the mean. */
+OMC_INLINE moments add_moments(const storage_t *x, int64_t n, acc_t near, moments sums) {
+  const vacc_t shift = vset(near);
+  vacc_t numbers[CHAINS] = {{0}}, squares[CHAINS] = {{0}};
+  int64_t k = 0;
+  while (k + CHAINS * OMC_VL <= n) {
+    OMC_UNROLL for (int i = 0; i < CHAINS; i++, k += OMC_VL) {
+      const vacc_t off = vld(x + k) - shift;
+      numbers[i] += off;
+      squares[i] = vfma(off, off, squares[i]);
+    }
+    if (k % OMC_ROW_PIECE == 0)
+      close_chains(numbers, &sums.numbers), close_chains(squares, &sums.squares);
+  }
+  for (; k < n; k += OMC_VL) {
+    const vacc_t off = vld_fill(x + k, n - k, near) - shift;
+    numbers[0] += off;
+    squares[0] = vfma(off, off, squares[0]);
+  }
+  close_chains(numbers, &sums.numbers), close_chains(squares, &sums.squares);
+  return sums;
+}
 
 /* The mean of a row, and the mean square about it. Both are of one pass about what is near: the
  * mean as it is summed up, which rounding moves off even if all numbers are the same. */
 static void moments_of(const storage_t *x, int64_t n, acc_t *mean, acc_t *square_mean) {
   const acc_t near = row_sum(x, n) / (acc_t)n;
-  vacc_t sums[CHAINS], squares[CHAINS];
-  for (int i = 0; i < CHAINS; i++) sums[i] = squares[i] = vset(0);
-  int64_t k = 0;
-  for (; k + CHAINS * OMC_VL <= n; k += CHAINS * OMC_VL)
-    for (int i = 0; i < CHAINS; i++) {
-      const vacc_t off = vld(x + k + i * OMC_VL) - vset(near);
-      sums[i] += off;
-      squares[i] = vfma(off, off, squares[i]);
-    }
-  for (; k < n; k += OMC_VL) {
-    const vacc_t off = vld_fill(x + k, n - k, near) - vset(near);
-    sums[0] += off;
-    squares[0] = vfma(off, off, squares[0]);
-  }
-  const acc_t off = vsum((sums[0] + sums[1]) + (sums[2] + sums[3])) / (acc_t)n;
-  const acc_t about_near = vsum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (acc_t)n;
+  const moments sums = add_moments(x, n, near, (moments){vset(0), vset(0)});
+  const acc_t off = vsum(sums.numbers) / (acc_t)n, about_near = vsum(sums.squares) / (acc_t)n;
   const acc_t about = about_near - off * off;
   *mean = near + off;
   *square_mean = about >= 0 ? about : about_near; /* squares may be infinite */
@@ -174,14 +193,15 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
   const storage_t *x = job->x + r * n;
   const acc_t *w = job->gamma;
   storage_t *dx = job->dx + r * n, block[BLOCK];
-  const vacc_t mean = vset(job->centred ? job->mean[r] : 0), rstd = vset(job->rstd[r]);
+  const acc_t centre = job->centred ? job->mean[r] : 0; /* of lanes past the end too: 0 times inf */
+  const vacc_t mean = vset(centre), rstd = vset(job->rstd[r]);
   vacc_t sum_g = vset(0), sum_gx = vset(0);
   for (int64_t at = 0; at < n; at += step) {
     const storage_t *dy = gradients(job, r, at, block);
     const int64_t end = n - at < step ? n : at + step;
     for (int64_t k = at, left = end - at; k < end; k += OMC_VL, left -= OMC_VL) {
       const vacc_t d = vld_fill(dy + (k - at), left, 0);
-      const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+      const vacc_t xhat = (vld_fill(x + k, left, centre) - mean) * rstd;
       const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
       sum_g += g;
       sum_gx = vfma(g, xhat, sum_gx);
@@ -308,6 +328,26 @@ static acc_t store_gradients(const batch_job *job, int64_t c, double *sum_dy, do
   return gamma_of(job, c) * job->rstd[c];
 }
 
+/* The mean of a channel, and the sum of squared differences to it. */
+typedef struct {
+  double mean, squares;
+} statistics;
+
+/* Those of a channel of `inner` contiguous elements for each row of the batch, whose mean is near
+ * `near`. Sums of lanes are added up in double before they are long. */
+static statistics statistics_about(const omc_batch_form *p, const storage_t *x, acc_t near) {
+  double numbers = 0, squares = 0;
+  for (int64_t b = 0; b < p->batch;) {
+    moments sums = {vset(0), vset(0)};
+    for (int64_t n = 0; b < p->batch && n < OMC_ROW_PIECE; n += p->inner, b++)
+      sums = add_moments(x + b * p->channels * p->inner, p->inner, near, sums);
+    numbers += (double)vsum(sums.numbers);
+    squares += (double)vsum(sums.squares);
+  }
+  const double off = numbers / count(p), about = squares - numbers * off;
+  return (statistics){(double)near + off, about < 0 ? 0 : about};
+}
+
 /* Items are channels of `inner` contiguous elements for each row of the batch. */
 static void batch_forward_planes(omc_range range, void *ctx) {
   const batch_job *job = ctx;
@@ -315,14 +355,11 @@ static void batch_forward_planes(omc_range range, void *ctx) {
   const int64_t n = p->inner, step = p->channels * n;
   for (int64_t c = range.begin; c < range.end; c++) {
     const storage_t *first = job->x + c * n, *last = first + p->batch * step;
-    double sum = 0, squares = 0;
+    double sum = 0;
     for (const storage_t *x = first; x < last; x += step) sum += (double)row_sum(x, n);
-    const double mean = sum / count(p);
-    const acc_t m = (acc_t)mean;
-    for (const storage_t *x = first; x < last; x += step)
-      squares += (double)OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, m) - vset(m)));
-    store_statistics(job, c, mean, squares);
-    const vacc_t vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
+    const statistics of = statistics_about(p, first, (acc_t)(sum / count(p)));
+    store_statistics(job, c, of.mean, of.squares);
+    const vacc_t vmean = vset((acc_t)of.mean), scale = vset(job->rstd[c] * gamma_of(job, c)),
                  shift = vset(beta_of(job, c));
     for (int64_t b = 0; b < p->batch; b++) {
       const storage_t *x = first + b * step;
