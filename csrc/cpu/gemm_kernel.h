@@ -59,14 +59,15 @@ static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
 static inline int64_t omc_gemm_few_lines(int64_t k) { return OMC_GEMM_FEW * omc_whole_vectors(k); }
 
 /* Should C be stored narrower than it is computed in: rows of it that are summed up apart while
- * there are more blocks of K, and how many sums these are. */
+ * there are more blocks of K, and how many sums these are at most, of a part of C too. */
 typedef struct omc_gemm_apart {
   int64_t rows, sums;
 } omc_gemm_apart;
 
 static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) {
   const int64_t nb = omc_min(n, OMC_GEMM_NC), rows = omc_min(m, OMC_GEMM_SUMS / omc_max(nb, 1));
-  return (omc_gemm_apart){.rows = rows, .sums = k > OMC_GEMM_KC ? omc_whole_vectors(rows * nb) : 0};
+  const int64_t most = omc_min(m * nb, OMC_GEMM_SUMS);
+  return (omc_gemm_apart){.rows = rows, .sums = k > OMC_GEMM_KC ? omc_whole_vectors(most) : 0};
 }
 
 /* What a variant multiplies with: any shapes, few rows or columns that lie along K, and packing B.

@@ -313,6 +313,22 @@ static void check_parts(void) {
 }
 TEST(gemm_by_parts_of_what_is_packed) { ON_EVERY_ISA(check_parts();); }
 
+/* A part of a product has room where the whole has. */
+TEST(gemm_workspace_does_not_shrink) {
+  static const int64_t rows[] = {1, 100, 61681, 70000}, depths[] = {1, 768, 769, 5000};
+  static const omc_dtype dtypes[] = {OMC_F32, OMC_F64, OMC_BF16, OMC_F16};
+  for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++)
+    for (size_t i = 0; i < 4; i++)
+      for (size_t k = 0; k < 4; k++) {
+        size_t before = 0;
+        for (int64_t n = 1; n < 1200; n++) {
+          const size_t now = omc_gemm_workspace(dtypes[t], rows[i], n, depths[k], 1);
+          CHECK(before <= now);
+          before = now;
+        }
+      }
+}
+
 /* NaN and infinity stay in their row and column, and sums that are too large become infinite. */
 static void check_specials(void) {
   const problem p = {17, 33, 35, BY_ROWS, BY_COLUMNS, 1, 0, false, false};
