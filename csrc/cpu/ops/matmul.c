@@ -1,10 +1,13 @@
 /* MatMul and FusedMatMul as a batch of products. */
+#include "base/int.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/forms.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+#include "cpu/rows.h"
 
 typedef struct {
   const omc_kernel_args *args;
@@ -36,6 +39,48 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const omc_products
                          .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
 
+/* Whether packing a product would take longer than summing it where it lies. */
+static bool is_small(const omc_kernel_args *args, const omc_products_form *p) {
+  enum { MOST_PRODUCTS = 512, MOST_DEPTH = 32 };
+  return OMC_STORES_ACC && p->m * p->n * p->k <= MOST_PRODUCTS && p->k <= MOST_DEPTH &&
+         args->in[0].type->dtype == OMC_ACC && args->in[1].type->dtype == OMC_ACC &&
+         args->out[0].type->dtype == OMC_ACC;
+}
+
+/* n <= OMC_VL elements `step` apart. */
+OMC_INLINE vacc_t vld_apart(const acc_t *x, int64_t step, int64_t n) {
+  if (step == 1) return vldr_upto(x, n);
+  acc_t lanes[OMC_VL] = {0};
+  for (int64_t i = 0; i < n; i++) lanes[i] = x[i * step];
+  return vldr(lanes);
+}
+
+/* A product with the sums of omc_gemm: each is a chain of multiply-adds along K. */
+static void small_product(const omc_gemm_args *g) {
+  const acc_t *const a = g->a.data, *const b = g->b.data, *const bias = g->bias;
+  acc_t *const c = g->c.data;
+  for (int64_t j = 0; j < g->n; j += OMC_VL) {
+    const int64_t n = omc_min(g->n - j, OMC_VL);
+    for (int64_t i = 0; i < g->m; i++) {
+      vacc_t sum = vset(0);
+      for (int64_t k = 0; k < g->k; k++)
+        sum = vfma(vset(a[i * g->a.rs + k * g->a.cs]),
+                   vld_apart(b + k * g->b.rs + j * g->b.cs, g->b.cs, n), sum);
+      if (g->alpha != 1) sum *= vset((acc_t)g->alpha);
+      if (bias) sum += vldr_upto(bias + j, n);
+      vstr_upto(c + i * g->c.rs + j, sum, n);
+    }
+  }
+}
+
+static void small_products(omc_range range, void *ctx) {
+  const matmul_job *job = ctx;
+  for (int64_t i = range.begin; i < range.end; i++) {
+    const omc_gemm_args g = one_product(job->args, job->p, i);
+    small_product(&g);
+  }
+}
+
 static void products(omc_range range, void *ctx) {
   const matmul_job *job = ctx;
   char *workspace = (char *)job->args->workspace + (size_t)range.thread * job->thread_bytes;
@@ -60,7 +105,8 @@ OMC_KERNEL(MatMul, args) {
     return OMC_OK;
   }
   matmul_job job = {args, p, omc_gemm_workspace(OMC_STORAGE, p->m, p->n, p->k, 1)};
-  omc_parallel_for(p->batch, omc_grain(OMC_GRAIN_PRODUCTS, work), args->threads, products, &job);
+  omc_parallel_for(p->batch, omc_grain(OMC_GRAIN_PRODUCTS, work), args->threads,
+                   is_small(args, p) ? small_products : products, &job);
   return OMC_OK;
 }
 
