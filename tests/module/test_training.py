@@ -529,3 +529,30 @@ def test_numbers_that_nobody_uses_are_drawn_as_in_eager(draw: Callable[[Tensor],
             found.append((m(torch.ones(3)), torch.rand(1)))
         close(found[1], found[0])
     assert ours.stats()["graphs"] == 1
+
+
+LIKE: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda y: torch.randn_like(y.transpose(1, 2)),
+    "channels last": lambda y: torch.rand_like(y[None].to(memory_format=torch.channels_last)),
+    "repeated": lambda y: torch.rand_like(y[:, :1].transpose(1, 2).expand(-1, -1, 4)),
+    "of each": lambda y: torch.bernoulli(y.transpose(0, 1).sigmoid()),
+    "two that lie differently": lambda y: torch.normal(y.transpose(0, 2), y.square().permute(2, 1, 0).contiguous()),
+    "dense in another format": lambda y: torch.randn_like(y.mT, memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.parametrize("draw", LIKE.values(), ids=LIKE)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_numbers_are_drawn_in_the_order_in_which_an_operand_lies(
+    draw: Callable[[Tensor], Tensor], capture: Any
+) -> None:
+    eager = Function(lambda s, x: draw(s.l(x)), l=nn.Linear(7, 5))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    for rows in (3, 3, 6):
+        x, found = torch.randn(4, rows, 7), []
+        for m in (eager, ours):
+            torch.manual_seed(7)
+            found.append(m(x))
+        close(found[1], found[0])
+    assert ours.stats()["graphs"] > 0

@@ -116,6 +116,8 @@ def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
         name, (extra, run) = str(op), _of_op(b, leaves, spec)
         if WITHIN in node.meta:
             run = _within(node.meta[WITHIN], run)
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            run = _drawing(node, len(operands), run)
     overwritten = [operands[i] for i in written]
     types = [*[type_of(fakes[i]) for i in used], *[v.type for v in overwritten]]
     given = [*operands, *extra]
@@ -178,6 +180,30 @@ def _within(region: Region, run: Run) -> Run:
             return run(tensors)
 
     return in_region
+
+
+def _drawing(node: fx.Node, n: int, run: Run) -> Run:
+    """The call on `n` operands that lie in memory as those of the node do: numbers are drawn in that order."""
+    nodes = [v for v in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(v, fx.Node)]
+    orders = [_order_of_likes(v.meta["val"]) for v in nodes if isinstance(v.meta["val"], Tensor)]
+    if len(orders) != n or all(order == sorted(order) for order in orders):
+        return run
+
+    def in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+        lying = [t.permute(o).contiguous().permute(_inverse(o)) for t, o in zip(tensors, orders, strict=False)]
+        return run([*lying, *tensors[n:]])
+
+    return in_order
+
+
+def _order_of_likes(t: Tensor) -> list[int]:
+    """The order of dims in which a new tensor like this one is dense."""
+    strides = [s.node.hint if isinstance(s, torch.SymInt) else s for s in torch.empty_like(t).stride()]
+    return sorted(range(t.dim()), key=strides.__getitem__, reverse=True)
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _kind(leaf: Any) -> str:
