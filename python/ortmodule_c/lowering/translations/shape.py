@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import NeedsStatic, Unsupported
 from ..builder import Builder
@@ -195,7 +196,7 @@ def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
     for size, pair in zip(x.dims, pairs, strict=True):
-        cut = [p for p in pair if not isinstance(p, int) or p < 0]
+        cut = [p for p in pair if not statically_known_true(p >= 0)]
         if cut and not (all(isinstance(n, int) for n in (size, *cut)) and -min(cut) <= size and -sum(cut) <= size):
             raise Unsupported("a pad that cuts off more than there is, or by or of an open size")
     pads = b.ints([p[0] for p in pairs] + [p[1] for p in pairs])
