@@ -251,7 +251,7 @@ def test_a_diagonal_of_any_size_is_written_in_c(write: Callable[[Tensor], Any], 
         assert_same_step(eager, ours, torch.randn(n, 4))
 
 
-@pytest.mark.filterwarnings("ignore:ortmodule_c: aten._foreach")
+@pytest.mark.filterwarnings("ignore:ortmodule_c. aten._foreach")
 @pytest.mark.parametrize("capture", ["export", "dynamo"])
 def test_tensors_in_a_list_are_changed_by_ops_of_pytorch(capture: Any) -> None:
     def forward(s: Any, x: Tensor) -> Tensor:
