@@ -16,9 +16,10 @@ from typing import Any
 import torch
 import torch._dynamo
 import transformers
+from architecture import Architecture
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from zoo import ARCHITECTURES, Architecture
+from zoo import ARCHITECTURES
 
 from ortmodule_c import DebugOptions, ORTModule
 from ortmodule_c.report import FallbackRecord

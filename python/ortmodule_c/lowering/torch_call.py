@@ -198,8 +198,11 @@ def _drawing(node: fx.Node, n: int, run: Run) -> Run:
 
 def _order_of_likes(t: Tensor) -> list[int]:
     """The order of dims in which a new tensor like this one is dense."""
-    strides = [s.node.hint if isinstance(s, torch.SymInt) else s for s in torch.empty_like(t).stride()]
-    return sorted(range(t.dim()), key=strides.__getitem__, reverse=True)
+    return _outermost_first([s.node.hint if isinstance(s, torch.SymInt) else s for s in torch.empty_like(t).stride()])
+
+
+def _outermost_first(strides: Sequence[int]) -> list[int]:
+    return sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
@@ -229,7 +232,7 @@ def _order_in_memory(t: Tensor) -> list[int] | None:
     n_bytes, offset = t.untyped_storage().nbytes(), t.storage_offset()
     if any(isinstance(v, torch.SymInt) for v in (n_bytes, offset, *t.shape, *t.stride())):
         raise NeedsStatic("how a tensor lies in memory is asked")
-    order = sorted(range(t.dim()), key=lambda dim: t.stride()[dim], reverse=True)
+    order = _outermost_first(t.stride())
     whole = offset == 0 and n_bytes == t.numel() * t.element_size()
     return order if whole and t.permute(order).is_contiguous() else None
 
