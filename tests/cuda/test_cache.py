@@ -56,6 +56,13 @@ def changed(file: Path, at: int) -> None:
     file.write_bytes(data)
 
 
+def shorter_than_its_key(file: Path) -> None:
+    data = bytearray(file.read_bytes()[: HEADER_BYTES + 8])
+    n_key = int.from_bytes(data[8:16], "little")
+    data[16:24] = ((8 - n_key) % 2**64).to_bytes(8, "little")  # the bytes of the image that then are left
+    file.write_bytes(data)
+
+
 def linked(file: Path) -> None:
     file.rename(file.with_suffix(".elsewhere"))
     file.symlink_to(file.with_suffix(".elsewhere"))
@@ -77,6 +84,7 @@ TAMPERING: dict[str, Callable[[Path], object]] = {
     "a byte more": lambda file: file.write_bytes(file.read_bytes() + b"x"),
     "only a header": lambda file: os.truncate(file, HEADER_BYTES),
     "nothing": lambda file: os.truncate(file, 0),
+    "a part of its key": shorter_than_its_key,
     "a group that may write": lambda file: file.chmod(0o620),
     "others who may write": lambda file: file.chmod(0o602),
     "a group that may write to the folder": lambda file: file.parent.chmod(0o770),
