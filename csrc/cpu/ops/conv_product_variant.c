@@ -347,24 +347,6 @@ static void pack_weights(omc_range range, void *ctx) {
   }
 }
 
-/* Where columns j0 .. j0+n-1 of the grid lie in the source and in the output. */
-static void locate_columns(const product_job *job, int64_t group, int64_t j0, int64_t n,
-                           int64_t *from, int64_t *to, bool *unpaired) {
-  const conv_product *p = job->p;
-  const conv_grid *grid = job->grid;
-  const int64_t out_image = p->groups * p->m * p->out_plane;
-  const int64_t pixels = grid->rows * grid->cols;
-  int64_t image = j0 / pixels, y = j0 % pixels / grid->cols, x = j0 % grid->cols;
-  for (int64_t j = 0; j < n; j++) {
-    from[j] = image * source_image(&p->source) + group * p->source_group + grid->row_at[y] + x;
-    to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at[y] +
-            x * grid->out_col;
-    unpaired[j] = x >= grid[p->twins - 1].cols;
-    if (++x == grid->cols) x = 0, y++;
-    if (y == grid->rows) y = 0, image++;
-  }
-}
-
 /* Rows of C to the output, by runs of columns that are `step` apart there. With `twins` those of a
  * second C lie in between; after the last column of a row there may be none. */
 typedef struct {
@@ -411,6 +393,16 @@ typedef struct {
   const conv_chunk *chunks;
 } column_panel;
 
+/* Columns first .. first+n-1 of the grid: where they lie in the source and in the output, counted
+ * from where a group does. */
+typedef struct {
+  int64_t first, n;
+  int64_t from[COLS], to[COLS];
+  bool unpaired[COLS];
+  column_panel panels[COLS / OMC_NR];
+  conv_chunk chunks[COLS];
+} column_block;
+
 static column_panel panel_of(const int64_t *at, int64_t n, conv_chunk *chunks) {
   column_panel panel = {.n = n, .chunks = chunks};
   for (int64_t v = 0, j = 0; j < n; v++, j += OMC_VL) {
@@ -420,6 +412,25 @@ static column_panel panel_of(const int64_t *at, int64_t n, conv_chunk *chunks) {
     panel.counts[v] = count;
   }
   return panel;
+}
+
+static void locate_columns(const product_job *job, int64_t first, int64_t n, column_block *block) {
+  const conv_product *p = job->p;
+  const conv_grid *grid = job->grid;
+  const int64_t out_image = p->groups * p->m * p->out_plane;
+  const int64_t pixels = grid->rows * grid->cols;
+  int64_t image = first / pixels, y = first % pixels / grid->cols, x = first % grid->cols;
+  block->first = first, block->n = n;
+  for (int64_t j = 0; j < n; j++) {
+    block->from[j] = image * source_image(&p->source) + grid->row_at[y] + x;
+    block->to[j] = (job->first + image) * out_image + grid->out_at[y] + x * grid->out_col;
+    block->unpaired[j] = x >= grid[p->twins - 1].cols;
+    if (++x == grid->cols) x = 0, y++;
+    if (y == grid->rows) y = 0, image++;
+  }
+  for (int64_t j = 0; j < n; j += OMC_NR)
+    block->panels[j / OMC_NR] =
+        panel_of(block->from + j, omc_min(OMC_NR, n - j), block->chunks + j);
 }
 
 /* Most rows for which vectors of a panel are read where they lie: more of them repay packing. */
@@ -432,42 +443,36 @@ static bool is_chunk(const column_panel *panel, int v) {
 
 /* Packs a panel of the copy to `out`, and returns NULL; or, for few rows, only those of its vectors
  * that are no chunk, and returns the places of all. */
-static const omc_places *pack_columns(const product_job *job, const int64_t *at, int64_t m,
-                                      int64_t units, const column_panel *panel, omc_unit *out,
+static const omc_places *pack_columns(const product_job *job, const omc_unit *copy,
+                                      const int64_t *at, int64_t m, int64_t units,
+                                      const column_panel *panel, omc_unit *out,
                                       omc_places places[OMC_NV]) {
   const conv_chunk *chunks = panel->chunks;
   if (m > UNPACKED_ROWS || !(is_chunk(panel, 0) || is_chunk(panel, 1))) {
-    pack_units(job->copy, at, units, chunks, panel->count, out);
+    pack_units(copy, at, units, chunks, panel->count, out);
     return NULL;
   }
   for (int v = 0; v < OMC_NV; chunks += panel->counts[v++]) {
-    places[v] = (omc_places){.from = job->copy + chunks->from, .at = at};
+    places[v] = (omc_places){.from = copy + chunks->from, .at = at};
     if (is_chunk(panel, v)) continue;
-    pack_units(job->copy, at, units, chunks, panel->counts[v], out);
+    pack_units(copy, at, units, chunks, panel->counts[v], out);
     places[v] = (omc_places){.from = out + v * OMC_VL, .at = job->packed_rows};
   }
   return places;
 }
 
-/* One block: rows of part `part` of a group by n <= COLS columns from j0. */
-static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
-                          int64_t n, acc_t *scratch) {
+/* One block: rows of part `part` of a group by a block of columns. */
+static void product_block(const product_job *job, int64_t group, int64_t part,
+                          const column_block *columns, acc_t *scratch) {
   const conv_product *p = job->p;
-  const int64_t i = omc_cut(p->m, job->m_parts, part),
+  const int64_t i = omc_cut(p->m, job->m_parts, part), n = columns->n,
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
+  const int64_t source = group * p->source_group;
   const storage_t *bias = omc_in_data(job->args, 2);
   omc_unit *const b = (omc_unit *)(void *)scratch;
   acc_t *const c = scratch + DEPTH * OMC_NR + 2 * SLACK;
   acc_t row_bias[ROWS];
-  int64_t from[COLS], to[COLS];
-  bool unpaired[COLS];
-  column_panel right[COLS / OMC_NR];
-  conv_chunk chunks[COLS];
-  locate_columns(job, group, j0, n, from, to, unpaired);
   if (bias) load_row(bias + group * p->m + i, row_bias, m);
-  const int64_t panels = omc_ceil_div(n, OMC_NR);
-  for (int64_t q = 0; q < panels; q++)
-    right[q] = panel_of(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR), chunks + q * OMC_NR);
   for (int64_t t = 0; t < p->twins; t++) {
     const conv_grid *grid = job->grid + t;
     const omc_unit *weights = packed_at(job, grid, group, i);
@@ -476,15 +481,16 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
       const depth_block d = depth_block_at(grid, block);
       int64_t each[OMC_DEPTH * DEPTH];
       if (p->source.in_place) locate_depth(job, grid, d, each);
-      for (int64_t q = 0; q < panels; q++) {
-        const int64_t j = q * OMC_NR;
+      for (int64_t j = 0; j < n; j += OMC_NR) {
+        const column_panel *panel = &columns->panels[j / OMC_NR];
         omc_places places[OMC_NV];
         const omc_places *b_at = NULL;
         if (p->source.in_place)
-          OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor, each,
-                                    d.units * OMC_DEPTH, right[q].chunks, right[q].count, true, b);
+          OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor + source, each,
+                                    d.units * OMC_DEPTH, panel->chunks, panel->count, true, b);
         else
-          b_at = pack_columns(job, grid->source_at + d.first, m, d.units, right + q, b, places);
+          b_at = pack_columns(job, job->copy + source, grid->source_at + d.first, m, d.units, panel,
+                              b, places);
         const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
         const omc_gemm_block product = {.m = m,
                                         .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
@@ -501,31 +507,46 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
       }
     }
   }
-  const store_job stored = {.c = c,
-                            .m = m,
-                            .n = n,
-                            .step = job->grid->out_col,
-                            .plane = p->out_plane,
-                            .twins = p->twins == 2,
-                            .to = to,
-                            .unpaired = unpaired,
-                            .out = (storage_t *)job->args->out[0].data + i * p->out_plane};
+  const store_job stored = {
+      .c = c,
+      .m = m,
+      .n = n,
+      .step = job->grid->out_col,
+      .plane = p->out_plane,
+      .twins = p->twins == 2,
+      .to = columns->to,
+      .unpaired = columns->unpaired,
+      .out = (storage_t *)job->args->out[0].data + (group * p->m + i) * p->out_plane};
   store_columns(&stored);
 }
 
-/* Units are vectors of columns within (group, part of m): any cut gives the same result. */
+enum { BLOCK_VECTORS = COLS / OMC_VL };
+
+/* Units of work are vectors of columns within a part of m, or where there are groups, which share
+ * the places of columns, whole blocks of these, groups innermost. Any cut gives the same result. */
+static int64_t product_units(const product_job *job) {
+  const conv_product *p = job->p;
+  const int64_t columns = job->images * job->grid->rows * job->grid->cols;
+  return p->groups * job->m_parts * omc_ceil_div(columns, p->groups > 1 ? COLS : OMC_VL);
+}
+
 static void product_range(omc_range range, void *ctx) {
   const product_job *job = ctx;
   acc_t *scratch = job->threads + range.thread * product_thread(job->p);
   const int64_t columns = job->images * job->grid->rows * job->grid->cols;
-  const int64_t vectors = omc_ceil_div(columns, OMC_VL);
-  for (int64_t u = range.begin; u < range.end;) {
-    const int64_t v = u % vectors,
-                  count = omc_min(COLS / OMC_VL, omc_min(vectors - v, range.end - u));
-    const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
-    product_block(job, group, part, v * OMC_VL, omc_min(count * OMC_VL, columns - v * OMC_VL),
-                  scratch);
-    u += count;
+  const int64_t vectors = omc_ceil_div(columns, OMC_VL), parts = job->m_parts;
+  const int64_t groups = job->p->groups;
+  const bool shared = groups > 1;
+  column_block block = {0};
+  for (int64_t u = range.begin, count; u < range.end; u += count) {
+    const int64_t rows = shared ? u % (groups * parts) : u / vectors;
+    const int64_t v = shared ? u / (groups * parts) * BLOCK_VECTORS : u % vectors;
+    const int64_t most = omc_min(BLOCK_VECTORS, vectors - v);
+    count = shared ? 1 : omc_min(most, range.end - u);
+    const int64_t first = v * OMC_VL;
+    const int64_t n = omc_min((shared ? most : count) * OMC_VL, columns - first);
+    if (block.first != first || block.n != n) locate_columns(job, first, n, &block);
+    product_block(job, rows / parts, rows % parts, &block, scratch);
   }
 }
 
@@ -563,8 +584,7 @@ OMC_KERNEL(Conv, args) {
       omc_parallel_for(job.images * source_planes(&p->source), 1, threads, copy_planes, &job);
     for (int64_t i = 0; i < p->n_grids; i += p->twins) {
       job.grid = &p->grids[i];
-      const int64_t vectors = omc_ceil_div(job.images * job.grid->rows * job.grid->cols, OMC_VL);
-      omc_parallel_for(p->groups * job.m_parts * vectors, 1, threads, product_range, &job);
+      omc_parallel_for(product_units(&job), 1, threads, product_range, &job);
     }
   }
   return OMC_OK;
