@@ -3,6 +3,7 @@
 #define OMC_CPU_ROWS_H
 
 #ifdef OMC_VARIANT
+#include "cpu/shuffle.h"
 #include "cpu/vec.h"
 
 /* The first n lanes. */
@@ -44,6 +45,17 @@ OMC_INLINE void store_row(const acc_t *from, storage_t *to, int64_t n) {
   int64_t k = 0;
   for (; k + OMC_VL <= n; k += OMC_VL) vst(to + k, vldr(from + k));
   for (; k < n; k++) st(to + k, from[k]);
+}
+
+/* `rows` <= OMC_VL rows of n <= OMC_VL elements, which follow one another, as columns: lane r of
+ * v[k] is element k of row r, and 0 past the rows. And back. */
+OMC_INLINE void load_turned(const storage_t *x, int64_t rows, int64_t n, vacc_t *v) {
+  for (int64_t r = 0; r < OMC_VL; r++) v[r] = r < rows ? vld_fill(x + r * n, n, 0) : vset(0);
+  OMC_TRANSPOSE(v)
+}
+OMC_INLINE void store_turned(vacc_t *v, int64_t rows, int64_t n, storage_t *y) {
+  OMC_TRANSPOSE(v)
+  for (int64_t r = 0; r < rows; r++) vst_upto(y + r * n, v[r], n);
 }
 
 /* Where sums are kept until they are complete: in `out` itself if that stores what they are

@@ -55,10 +55,12 @@ static inline int64_t n_rows(const omc_rows_form *p) {
 }
 
 /* Ids number picked + i * run_step + k * step, for i < runs and k < n. Each names the element
- * table + k * beside + id * table_step. */
+ * table + k * beside + id * table_step. All of that `lines` times, the next picked_next and
+ * table_next further on. */
 typedef struct picks {
   int64_t picked, runs, run_step, n, step;
   int64_t table, table_step, beside;
+  int64_t lines, picked_next, table_next;
 } picks;
 
 /* How many lines may be picked from together: of one the ids lie one after the other, else those of
@@ -70,14 +72,17 @@ static inline int64_t most_beside(const omc_lines_form *p) {
 
 /* Of the lines from `line` on and before `end`, as many as may be; *n: how many. */
 static inline picks picks_of(const omc_lines_form *p, int64_t line, int64_t end, int64_t *n) {
-  picks all = {.runs = 1, .n = p->n, .step = p->picked_step, .table_step = p->table_step};
+  picks all = {
+      .runs = 1, .n = p->n, .step = p->picked_step, .table_step = p->table_step, .lines = 1};
   const int32_t last = p->rank - 1;
   const int64_t most = most_beside(p);
-  *n = 1;
+  *n = p->rank ? omc_min(end - line, p->dims[last] - line % p->dims[last]) : 1;
   if (most > 1) {
-    *n = omc_min(omc_min(end - line, p->dims[last] - line % p->dims[last]), most);
+    *n = omc_min(*n, most);
     all.runs = p->n, all.run_step = p->picked_step;
     all.n = *n, all.step = p->picked[last], all.beside = p->table[last];
+  } else if (p->rank) {
+    all.lines = *n, all.picked_next = p->picked[last], all.table_next = p->table[last];
   }
   for (int32_t i = last; i >= 0; i--) {
     const int64_t at = line % p->dims[i];
@@ -272,13 +277,13 @@ OMC_INLINE acc_t joined(acc_t a, acc_t b, omc_join join) {
 }
 
 /* One step of adding up: sums are fetched from what is there, added to, and stored. */
-OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *sums,
+OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t beside, acc_t *sums,
                            lines_step step, omc_join join) {
   const ids at = j->at;
   const storage_t *const src = j->src;
   storage_t *const dst = j->dst + all.table;
-  const int64_t of_id = OMC_STORES_ACC ? all.table_step : lines;
-  const int64_t of_line = OMC_STORES_ACC ? all.beside : lines > 1;
+  const int64_t of_id = OMC_STORES_ACC ? all.table_step : beside;
+  const int64_t of_line = OMC_STORES_ACC ? all.beside : beside > 1;
   for (int64_t i = 0; i < all.runs; i++) {
     for (int64_t k = 0, from = all.picked + i * all.run_step; k < all.n; k++, from += all.step) {
       const int64_t id = id_at(&at, from);
@@ -292,13 +297,26 @@ OMC_INLINE void step_lines(const lines_job *j, picks all, int64_t lines, acc_t *
 
 OMC_INLINE void scatter_lines(omc_range range, const lines_job *j, omc_join join) {
   const omc_lines_form *p = j->p;
+  enum { SPARSE = 8 /* places to an id from which on only those that are named are converted */ };
   acc_t *const scratch = j->scratch + range.thread * p->dim * most_beside(p);
   for (int64_t line = range.begin, lines; line < range.end; line += lines) {
-    const picks all = picks_of(p, line, range.end, &lines);
-    acc_t *const sums = sums_of(j->dst + all.table, scratch);
-    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, FETCH, join);
-    step_lines(j, all, lines, sums, JOIN, join);
-    if (!OMC_STORES_ACC) step_lines(j, all, lines, sums, STORE, join);
+    picks all = picks_of(p, line, range.end, &lines);
+    const int64_t beside = lines / all.lines;
+    const bool whole = beside == 1 && all.table_step == 1 && p->dim <= SPARSE * p->n;
+    for (int64_t i = 0; i < all.lines; i++) {
+      storage_t *const dst = j->dst + all.table;
+      acc_t *const sums = sums_of(dst, scratch);
+      if (!OMC_STORES_ACC && whole)
+        load_row(dst, sums, p->dim);
+      else if (!OMC_STORES_ACC)
+        step_lines(j, all, beside, sums, FETCH, join);
+      step_lines(j, all, beside, sums, JOIN, join);
+      if (whole)
+        store_sums(sums, dst, p->dim);
+      else if (!OMC_STORES_ACC)
+        step_lines(j, all, beside, sums, STORE, join);
+      all.picked += all.picked_next, all.table += all.table_next;
+    }
   }
 }
 
@@ -345,20 +363,30 @@ typedef struct check_job {
   atomic_bool bad;
 } check_job;
 
-/* The first position from `begin` whose id is outside, or `end`. */
-static int64_t find_bad(const check_job *j, int64_t begin, int64_t end) {
-  const int64_t low = j->negative ? -j->t->dim : 0;
-  for (int64_t i = begin; i < end; i++) {
-    const int64_t id = id_raw(j->t, i);
-    if (id < low || id >= j->t->dim) return i;
-  }
-  return end;
+static int64_t lowest_id(const check_job *j) { return j->negative ? -j->t->dim : 0; }
+
+/* The first position whose id is outside; there is one. */
+static int64_t find_bad(const check_job *j) {
+  int64_t i = 0;
+  while (id_raw(j->t, i) >= lowest_id(j) && id_raw(j->t, i) < j->t->dim) i++;
+  return i;
 }
 
+/* The sign of id - low or of high - id is set where an id is outside. */
+#define CHECK_LOOP(T)                                                  \
+  for (int64_t i = range.begin; i < range.end; i++) {                  \
+    const uint64_t id = (uint64_t)(int64_t)((const T *)j->t->data)[i]; \
+    signs |= (id - low) | (high - id);                                 \
+  }
 static void check_range(omc_range range, void *ctx) {
   check_job *j = ctx;
-  if (find_bad(j, range.begin, range.end) < range.end)
-    atomic_store_explicit(&j->bad, true, memory_order_relaxed);
+  const uint64_t low = (uint64_t)lowest_id(j), high = (uint64_t)(j->t->dim - 1);
+  uint64_t signs = 0;
+  if (j->t->wide)
+    CHECK_LOOP(int64_t)
+  else
+    CHECK_LOOP(int32_t)
+  if (signs >> 63) atomic_store_explicit(&j->bad, true, memory_order_relaxed);
 }
 
 static omc_status bad_id(const omc_kernel_args *args, omc_status status, int64_t id,
@@ -375,7 +403,7 @@ omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int6
   check_job j = {out, negative, false};
   omc_parallel_for(n, omc_grain(OMC_GRAIN_ELEMENTS, 1), args->threads, check_range, &j);
   if (!atomic_load(&j.bad)) return OMC_OK;
-  const int64_t i = find_bad(&j, 0, n);
+  const int64_t i = find_bad(&j);
   return bad_id(args, outside, id_raw(out, i), i, axis, dim);
 }
 
@@ -402,14 +430,16 @@ omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
 /* dst[at] is what the id at `at` names of src. */
 typedef void (*pick_fn)(void *dst, const void *src, const ids *at, const picks *all);
 
-#define PICK_LOOP(index)                                                      \
-  for (int64_t i_ = 0; i_ < p.runs; i_++) {                                   \
-    int64_t at_ = p.picked + i_ * p.run_step, table_ = p.table;               \
-    for (int64_t k_ = 0; k_ < p.n; k_++, at_ += p.step, table_ += p.beside) { \
-      const int64_t id_ = (index)[at_];                                       \
-      to[at_] = from[table_ + (id_ < 0 ? id_ + dim : id_) * p.table_step];    \
-    }                                                                         \
-  }
+#define PICK_LOOP(index)                                                       \
+  for (int64_t line_ = 0; line_ < p.lines; line_++)                            \
+    for (int64_t i_ = 0; i_ < p.runs; i_++) {                                  \
+      int64_t at_ = p.picked + line_ * p.picked_next + i_ * p.run_step;        \
+      const element *from_ = from + p.table + line_ * p.table_next;            \
+      for (int64_t k_ = 0; k_ < p.n; k_++, at_ += p.step, from_ += p.beside) { \
+        const int64_t id_ = (index)[at_];                                      \
+        to[at_] = from_[(id_ < 0 ? id_ + dim : id_) * p.table_step];           \
+      }                                                                        \
+    }
 #define PICKER(T)                                                                        \
   static void pick_##T(void *dst, const void *src, const ids *of, const picks *all) {    \
     typedef T element __attribute__((may_alias, aligned(1))); /* a row of several too */ \
@@ -484,8 +514,13 @@ static void gather_short_rows(omc_range range, void *ctx) {
   for (int64_t r = range.begin, n; r < range.end; r += n) {
     const int64_t o = r / p->n, i = r % p->n, at = o * p->outer_ids + i;
     n = omc_min(range.end - r, p->n - i);
-    const picks all = {
-        .picked = at, .runs = 1, .n = n, .step = 1, .table = o * p->dim, .table_step = 1};
+    const picks all = {.picked = at,
+                       .runs = 1,
+                       .n = n,
+                       .step = 1,
+                       .table = o * p->dim,
+                       .table_step = 1,
+                       .lines = 1};
     j->pick(j->dst + (r - at) * (int64_t)j->bytes, j->src, &j->at, &all);
   }
 }

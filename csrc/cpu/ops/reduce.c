@@ -84,14 +84,26 @@ OMC_INLINE void join_rows(verb v, acc_t *acc, const storage_t *const *x, int row
   }
 }
 
+/* Reduces rows of at most a vector, as many at most as that has lanes. */
+OMC_INLINE void reduce_short_rows(verb v, const storage_t *x, int64_t rows, int64_t n, acc_t *out) {
+  vacc_t turned[OMC_VL], acc = vset(start_of(v));
+  load_turned(x, rows, n, turned);
+  for (int64_t k = 0; k < n; k++) acc = JOIN(acc, turned[k]);
+  vstr(out, acc);
+}
+
 typedef struct verb_fns {
   verb v;
   acc_t (*row)(const storage_t *x, int64_t n);
+  void (*short_rows)(const storage_t *x, int64_t rows, int64_t n, acc_t *out);
   void (*rows)(acc_t *acc, const storage_t *const *x, int rows, int64_t n);
 } verb_fns;
 
 #define VERB(V)                                                                       \
   static acc_t row_##V(const storage_t *x, int64_t n) { return reduce_row(V, x, n); } \
+  static void short_##V(const storage_t *x, int64_t rows, int64_t n, acc_t *out) {    \
+    reduce_short_rows(V, x, rows, n, out);                                            \
+  }                                                                                   \
   static void rows_##V(acc_t *acc, const storage_t *const *x, int rows, int64_t n) {  \
     if (rows == 4)                                                                    \
       join_rows(V, acc, x, 4, n);                                                     \
@@ -103,10 +115,10 @@ VERB(PROD)
 VERB(MAX)
 VERB(MIN)
 
-static const verb_fns verbs[] = {{SUM, row_SUM, rows_SUM},
-                                 {PROD, row_PROD, rows_PROD},
-                                 {MAX, row_MAX, rows_MAX},
-                                 {MIN, row_MIN, rows_MIN}};
+static const verb_fns verbs[] = {{SUM, row_SUM, short_SUM, rows_SUM},
+                                 {PROD, row_PROD, short_PROD, rows_PROD},
+                                 {MAX, row_MAX, short_MAX, rows_MAX},
+                                 {MIN, row_MIN, short_MIN, rows_MIN}};
 
 typedef struct reduce_job {
   const reduce_params *p;
@@ -192,6 +204,23 @@ static void run_elements(omc_range range, void *ctx) {
   }
 }
 
+/* Rows of at most a vector are reduced side by side. */
+static bool has_short_rows(const reduce_params *p) {
+  return p->by_rows && p->parts == 1 && p->reduced.n == 0 && p->total <= OMC_VL;
+}
+
+/* Units are OMC_VL rows. */
+static void run_short_rows(omc_range range, void *ctx) {
+  const reduce_job *j = ctx;
+  const reduce_params *p = j->p;
+  for (int64_t u = range.begin; u < range.end; u++) {
+    const int64_t first = u * OMC_VL, rows = omc_min(p->outer - first, OMC_VL);
+    acc_t acc[OMC_VL];
+    j->fns->short_rows(j->x + first * p->total, rows, p->total, acc);
+    store(j, 0, first, acc, rows);
+  }
+}
+
 /* Units are blocks of columns by kept position by part. */
 static void run_columns(omc_range range, void *ctx) {
   const reduce_job *j = ctx;
@@ -224,6 +253,12 @@ static omc_status reduce(const omc_kernel_args *args, verb v) {
   const reduce_params *p = args->params;
   reduce_job j = {p, &verbs[v], args->in[0].data, args->out[0].data,
                   p->parts > 1 ? args->workspace : NULL};
+  if (has_short_rows(p)) {
+    omc_parallel_for(omc_ceil_div(p->outer, OMC_VL),
+                     omc_grain(OMC_GRAIN_ELEMENTS, OMC_VL * p->total), args->threads,
+                     run_short_rows, &j);
+    return OMC_OK;
+  }
   const int64_t across = p->by_rows ? 1 : omc_ceil_div(p->inner, OMC_COLUMNS);
   const int64_t unit =
       omc_min(p->step, p->total) * (p->by_rows ? 1 : omc_min(p->inner, OMC_COLUMNS));

@@ -184,16 +184,37 @@ OMC_INLINE void run_arg(omc_range range, const scan_job *j, bool least) {
   for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
     int64_t *at = (int64_t *)j->out + b.result;
-    if (p->inner == 1 && p->n > OMC_SHORT_ROW)
+    if (p->inner == 1)
       *at = arg_row(j->x + b.first, p->n, least);
     else
       arg_columns(p, j->x + b.first, b.n, at, least);
   }
 }
 
-static void run_argmax(omc_range range, void *ctx) { run_arg(range, ctx, false); }
+/* Units are OMC_VL rows, of at most a vector. */
+OMC_INLINE void run_short_arg(omc_range range, const scan_job *j, bool least) {
+  const int64_t n = j->p->n;
+  for (int64_t u = range.begin; u < range.end; u++) {
+    const int64_t first = u * OMC_VL, rows = omc_min(j->p->outer - first, OMC_VL);
+    vacc_t v[OMC_VL], at = vset(0);
+    load_turned(j->x + first * n, rows, n, v);
+    vacc_t best = v[0];
+    for (int64_t k = 1; k < n; k++) {
+      const vmask beyond = vnan(v[k]) | (least ? v[k] < best : v[k] > best);
+      const vmask better = beyond & ~vnan(best);
+      best = vblend(better, v[k], best);
+      at = vblend(better, vset((acc_t)k), at);
+    }
+    acc_t lanes[OMC_VL];
+    vstr(lanes, at);
+    for (int64_t r = 0; r < rows; r++) ((int64_t *)j->out)[first + r] = (int64_t)lanes[r];
+  }
+}
 
+static void run_argmax(omc_range range, void *ctx) { run_arg(range, ctx, false); }
 static void run_argmin(omc_range range, void *ctx) { run_arg(range, ctx, true); }
+static void run_short_argmax(omc_range range, void *ctx) { run_short_arg(range, ctx, false); }
+static void run_short_argmin(omc_range range, void *ctx) { run_short_arg(range, ctx, true); }
 
 static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
   const scan_params *p = args->params;
@@ -210,8 +231,18 @@ OMC_KERNEL(CumProd, args) { return scan(args, run_cumprod); }
 #if OMC_IS_FLOAT
 OMC_KERNEL(OtherProducts, args) { return scan(args, run_others); }
 #endif
-OMC_KERNEL(ArgMax, args) { return scan(args, run_argmax); }
-OMC_KERNEL(ArgMin, args) { return scan(args, run_argmin); }
+
+static omc_status arg(const omc_kernel_args *args, omc_range_fn fn, omc_range_fn of_short_rows) {
+  const scan_params *p = args->params;
+  if (p->inner > 1 || p->n == 0 || p->n > OMC_VL) return scan(args, fn);
+  scan_job j = {.p = p, .x = args->in[0].data, .out = args->out[0].data};
+  omc_parallel_for(omc_ceil_div(p->outer, OMC_VL), omc_grain(OMC_GRAIN_ELEMENTS, OMC_VL * p->n),
+                   args->threads, of_short_rows, &j);
+  return OMC_OK;
+}
+
+OMC_KERNEL(ArgMax, args) { return arg(args, run_argmax, run_short_argmax); }
+OMC_KERNEL(ArgMin, args) { return arg(args, run_argmin, run_short_argmin); }
 
 #else
 

@@ -1,4 +1,6 @@
 /* Softmax and LogSoftmax of a tensor [outer, n, inner] over n, and their gradients. */
+#include <string.h>
+
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
@@ -8,11 +10,11 @@
 
 #include "cpu/rows.h"
 
-/* One reduction (or OMC_COLUMNS of them at most, `n` elements each, `step` apart): `a` and `b` are
- * the op's inputs, b NULL if it has one. `out` may be an input: every element is read before the
- * element of the same position is written. */
+/* `count` reductions of n elements each, side by side, that are a slice: one row, OMC_VL short rows
+ * at most, or OMC_COLUMNS columns. `a` and `b` are the op's inputs, b NULL if it has one. `out` may
+ * be an input: every element is read before the element of the same position is written. */
 typedef void (*slice_fn)(const storage_t *a, const storage_t *b, storage_t *out,
-                         const omc_axis_form *p, int64_t cols);
+                         const omc_axis_form *p, int64_t count);
 
 /* exp(x - top) once it has been summed: kept in y, or if that would round it, made again. */
 OMC_INLINE vacc_t exp_kept(const storage_t *x, storage_t *y, int64_t left, vacc_t top) {
@@ -55,6 +57,36 @@ static void log_softmax_row(const storage_t *x, const storage_t *b, storage_t *y
   const vacc_t vtop = vset(top), log_sum = vlog(vset(row_sum_exp(x, p->n, top)));
   for (int64_t k = 0; k < p->n; k += OMC_VL)
     vst_upto(y + k, vld_fill(x + k, p->n - k, 0) - vtop - log_sum, p->n - k);
+}
+
+/* Sets v, rows that are turned, to exp(x - top), and returns what that adds up to. */
+OMC_INLINE vacc_t exp_turned(vacc_t *v, int64_t n, vacc_t *top) {
+  vacc_t sum = vset(0);
+  *top = v[0];
+  for (int64_t k = 1; k < n; k++) *top = vmax(*top, v[k]);
+  for (int64_t k = 0; k < n; k++) sum += v[k] = vexp(v[k] - *top);
+  return sum;
+}
+
+static void softmax_short(const storage_t *x, const storage_t *b, storage_t *y,
+                          const omc_axis_form *p, int64_t rows) {
+  (void)b;
+  vacc_t v[OMC_VL], top;
+  load_turned(x, rows, p->n, v);
+  const vacc_t scale = vset(1) / exp_turned(v, p->n, &top);
+  for (int64_t k = 0; k < p->n; k++) v[k] *= scale;
+  store_turned(v, rows, p->n, y);
+}
+
+static void log_softmax_short(const storage_t *x, const storage_t *b, storage_t *y,
+                              const omc_axis_form *p, int64_t rows) {
+  (void)b;
+  vacc_t v[OMC_VL], e[OMC_VL], top;
+  load_turned(x, rows, p->n, v);
+  memcpy(e, v, sizeof e);
+  const vacc_t log_sum = vlog(exp_turned(e, p->n, &top));
+  for (int64_t k = 0; k < p->n; k++) v[k] = v[k] - top - log_sum;
+  store_turned(v, rows, p->n, y);
 }
 
 static void softmax_grad_row(const storage_t *dy, const storage_t *y, storage_t *dx,
@@ -141,41 +173,58 @@ typedef struct {
   const storage_t *a, *b;
   storage_t *out;
   const omc_axis_form *p;
-  int64_t groups; /* of columns, for each outer index */
+  int64_t width;  /* reductions of a slice, at most */
+  int64_t side;   /* reductions that lie side by side, of which slices are cut */
+  int64_t slices; /* that they are cut into */
   slice_fn slice;
 } softmax_job;
 
 static void run_slices(omc_range range, void *ctx) {
   const softmax_job *job = ctx;
   const omc_axis_form *p = job->p;
+  const int64_t next = p->inner == 1 ? p->n : 1;
   for (int64_t g = range.begin; g < range.end; g++) {
-    const int64_t col = g % job->groups * OMC_COLUMNS;
-    const int64_t at = g / job->groups * p->n * p->inner + col;
-    const int64_t cols = p->inner - col < OMC_COLUMNS ? p->inner - col : OMC_COLUMNS;
-    job->slice(job->a + at, job->b ? job->b + at : NULL, job->out + at, p, cols);
+    const int64_t first = g % job->slices * job->width;
+    const int64_t at = g / job->slices * p->n * p->inner + first * next;
+    job->slice(job->a + at, job->b ? job->b + at : NULL, job->out + at, p,
+               omc_min(job->side - first, job->width));
   }
 }
 
-static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_fn cols) {
+/* By rows, by short ones, which may be left to the former, or by columns. */
+static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_fn rows,
+                              slice_fn cols) {
   const omc_axis_form *p = args->params;
+  if (p->n == 0) return OMC_OK;
   softmax_job job = {.a = args->in[0].data,
                      .b = args->n_in > 1 ? args->in[1].data : NULL,
                      .out = args->out[0].data,
                      .p = p,
-                     .groups = omc_ceil_div(p->inner, OMC_COLUMNS),
-                     .slice = p->inner == 1 ? row : cols};
-  if (p->n == 0) return OMC_OK;
-  const int64_t width = p->inner < OMC_COLUMNS ? p->inner : OMC_COLUMNS;
-  omc_parallel_for(p->outer * job.groups, omc_grain(OMC_GRAIN_ELEMENTS, p->n * width),
+                     .width = OMC_COLUMNS,
+                     .side = p->inner,
+                     .slice = cols};
+  int64_t outer = p->outer;
+  if (p->inner == 1) {
+    const bool brief = rows && p->n <= OMC_VL;
+    job.slice = brief ? rows : row, job.width = brief ? OMC_VL : 1;
+    job.side = outer, outer = 1;
+  }
+  job.slices = omc_ceil_div(job.side, job.width);
+  omc_parallel_for(outer * job.slices,
+                   omc_grain(OMC_GRAIN_ELEMENTS, p->n * omc_min(job.side, job.width)),
                    args->threads, run_slices, &job);
   return OMC_OK;
 }
 
-OMC_KERNEL(Softmax, args) { return run_softmax(args, softmax_row, softmax_cols); }
-OMC_KERNEL(LogSoftmax, args) { return run_softmax(args, log_softmax_row, log_softmax_cols); }
-OMC_KERNEL(SoftmaxGrad, args) { return run_softmax(args, softmax_grad_row, softmax_grad_cols); }
+OMC_KERNEL(Softmax, args) { return run_softmax(args, softmax_row, softmax_short, softmax_cols); }
+OMC_KERNEL(LogSoftmax, args) {
+  return run_softmax(args, log_softmax_row, log_softmax_short, log_softmax_cols);
+}
+OMC_KERNEL(SoftmaxGrad, args) {
+  return run_softmax(args, softmax_grad_row, NULL, softmax_grad_cols);
+}
 OMC_KERNEL(LogSoftmaxGrad, args) {
-  return run_softmax(args, log_softmax_grad_row, log_softmax_grad_cols);
+  return run_softmax(args, log_softmax_grad_row, NULL, log_softmax_grad_cols);
 }
 
 #endif
