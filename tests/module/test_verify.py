@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -83,10 +84,22 @@ def test_dropout_drops_the_same_elements_on_both_sides() -> None:
     assert verify(Attention(), torch.randn(2, 3, 4, 5, requires_grad=True)).ok
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("layer", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_features_and_selu_drop_the_same_on_both_sides(layer: type[nn.Module], p: float) -> None:
+    shape = (3, 5, *{"Dropout1d": (4,), "Dropout3d": (2, 3, 4)}.get(layer.__name__, (4, 4)))
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(math.prod(shape[1:])), nn.Unflatten(1, shape[1:]), layer(p))
+    model(torch.zeros(shape))
+    wrapped = ORTModule(model)
+    assert verify(wrapped, torch.randn(shape, requires_grad=True)).ok
+    wrapped(torch.randn(shape)).sum().backward()
+    assert wrapped.fallback_report() == []
+
+
 def test_random_numbers_of_pytorch_are_alike_too() -> None:
     class Noise(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.dropout2d(x, 0.3)
+            return x + torch.randn_like(x)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

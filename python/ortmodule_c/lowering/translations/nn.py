@@ -160,6 +160,41 @@ def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
     return b.emit("Dropout", x, p=float(p), subsequence=b.subsequence())
 
 
+def _feature_dims(x: Val) -> list[Size]:
+    """Of what is drawn once for each feature of each sample."""
+    if x.rank < 2:
+        raise Unsupported("dropout of features of a tensor that has no two dims")
+    return [*x.dims[:2], *[1] * (x.rank - 2)]
+
+
+def _kept(b: Builder, dims: Sequence[Size], dtype: torch.dtype, p: float) -> Val:
+    """1 / (1 - p) where dropout keeps something, and 0 elsewhere."""
+    return b.emit("Dropout", b.expand(b.const(1, dtype), dims), p=float(p), subsequence=b.subsequence())
+
+
+@translates(aten.feature_dropout.default)
+def feature_dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
+    if not train or p in (0, 1):
+        return dropout(b, x, p, train)
+    return b.emit("Mul", x, _kept(b, _feature_dims(x), x.dtype, p))
+
+
+# Of SELU: the value that a large negative number has.
+_ALPHA = 1.7580993408473766
+
+
+@translates(aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
+def alpha_dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
+    if not train or p in (0, 1):
+        return dropout(b, x, p, train)
+    dims = _feature_dims(x) if "feature" in b.aten_name else x.dims
+    scale = (1 - p + _ALPHA**2 * p * (1 - p)) ** -0.5
+    dropped = b.emit("Equal", _kept(b, dims, x.dtype, p), b.const(0, x.dtype))
+    kept = b.emit("Where", dropped, b.const(0, x.dtype), b.const(scale, x.dtype))
+    shift = b.emit("Where", dropped, b.const(_ALPHA * scale * (p - 1), x.dtype), b.const(_ALPHA * scale * p, x.dtype))
+    return b.emit("Add", b.emit("Mul", x, kept), shift)
+
+
 @translates(aten.native_dropout.default)
 def native_dropout(b: Builder, x: Val, p: float, train: bool | None) -> tuple[Val, None]:
     return dropout(b, x, p, train is not False), None
