@@ -391,6 +391,7 @@ static void locate_depth(const product_job *job, const conv_grid *grid, depth_bl
 typedef struct {
   int64_t n, counts[OMC_NV], count; /* of each vector, and of all */
   const conv_chunk *chunks;
+  bool together; /* whole vectors that lie side by side in the output */
 } column_panel;
 
 /* Columns first .. first+n-1 of the grid: where they lie in the source and in the output, counted
@@ -428,9 +429,13 @@ static void locate_columns(const product_job *job, int64_t first, int64_t n, col
     if (++x == grid->cols) x = 0, y++;
     if (y == grid->rows) y = 0, image++;
   }
-  for (int64_t j = 0; j < n; j += OMC_NR)
-    block->panels[j / OMC_NR] =
-        panel_of(block->from + j, omc_min(OMC_NR, n - j), block->chunks + j);
+  for (int64_t j = 0; j < n; j += OMC_NR) {
+    const int64_t width = omc_min(OMC_NR, n - j);
+    column_panel *const panel = &block->panels[j / OMC_NR];
+    *panel = panel_of(block->from + j, width, block->chunks + j);
+    panel->together = p->twins == 1 && width % OMC_VL == 0 &&
+                      block->to[j + width - 1] - block->to[j] == width - 1;
+  }
 }
 
 /* Most rows for which vectors of a panel are read where they lie: more of them repay packing. */
@@ -468,17 +473,20 @@ static void product_block(const product_job *job, int64_t group, int64_t part,
   const int64_t i = omc_cut(p->m, job->m_parts, part), n = columns->n,
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
   const int64_t source = group * p->source_group;
-  const storage_t *bias = omc_in_data(job->args, 2);
+  const storage_t *all_bias = omc_in_data(job->args, 2);
+  const storage_t *const bias = all_bias ? all_bias + group * p->m + i : NULL;
   omc_unit *const b = (omc_unit *)(void *)scratch;
   acc_t *const c = scratch + DEPTH * OMC_NR + 2 * SLACK;
   acc_t row_bias[ROWS];
-  if (bias) load_row(bias + group * p->m + i, row_bias, m);
+  storage_t *const out = (storage_t *)job->args->out[0].data + (group * p->m + i) * p->out_plane;
+  if (bias) load_row(bias, row_bias, m);
   for (int64_t t = 0; t < p->twins; t++) {
     const conv_grid *grid = job->grid + t;
     const omc_unit *weights = packed_at(job, grid, group, i);
     const int64_t blocks = depth_blocks(grid);
     for (int64_t block = 0; block < blocks; block++) {
       const depth_block d = depth_block_at(grid, block);
+      const bool last = block == blocks - 1;
       int64_t each[OMC_DEPTH * DEPTH];
       if (p->source.in_place) locate_depth(job, grid, d, each);
       for (int64_t j = 0; j < n; j += OMC_NR) {
@@ -492,6 +500,9 @@ static void product_block(const product_job *job, int64_t group, int64_t part,
           b_at = pack_columns(job, job->copy + source, grid->source_at + d.first, m, d.units, panel,
                               b, places);
         const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
+        const bool stored = last && panel->together;
+        const omc_matrix results = {
+            .data = out + columns->to[j], .rs = p->out_plane, .cs = 1, .dtype = OMC_STORAGE};
         const omc_gemm_block product = {.m = m,
                                         .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
                                         .k = d.units,
@@ -499,25 +510,29 @@ static void product_block(const product_job *job, int64_t group, int64_t part,
                                         .b = b,
                                         .b_at = b_at,
                                         .from = sums,
-                                        .to = sums,
+                                        .to = stored ? results : sums,
                                         .alpha = 1,
                                         .beta = block > 0,
-                                        .row_bias = bias && block == blocks - 1 ? row_bias : NULL};
+                                        .row_bias = !bias || !last ? NULL
+                                                    : stored       ? (const void *)bias
+                                                                   : row_bias};
         OMC_GEMM_NAME(multiply)(&product);
       }
     }
   }
-  const store_job stored = {
-      .c = c,
-      .m = m,
-      .n = n,
-      .step = job->grid->out_col,
-      .plane = p->out_plane,
-      .twins = p->twins == 2,
-      .to = columns->to,
-      .unpaired = columns->unpaired,
-      .out = (storage_t *)job->args->out[0].data + (group * p->m + i) * p->out_plane};
-  store_columns(&stored);
+  for (int64_t j = 0, end = 0; j < n; j = end + OMC_NR) {
+    for (end = j; end < n && !columns->panels[end / OMC_NR].together;) end += OMC_NR;
+    const store_job stored = {.c = c + j,
+                              .m = m,
+                              .n = omc_min(end, n) - j,
+                              .step = job->grid->out_col,
+                              .plane = p->out_plane,
+                              .twins = p->twins == 2,
+                              .to = columns->to + j,
+                              .unpaired = columns->unpaired + j,
+                              .out = out};
+    store_columns(&stored);
+  }
 }
 
 enum { BLOCK_VECTORS = COLS / OMC_VL };
