@@ -47,8 +47,8 @@ OMC_INLINE void store_row(const acc_t *from, storage_t *to, int64_t n) {
   for (; k < n; k++) st(to + k, from[k]);
 }
 
-/* `rows` <= OMC_VL rows of n <= OMC_VL elements, which follow one another, as columns: lane r of
- * v[k] is element k of row r, and 0 past the rows. And back. */
+/* `rows` <= OMC_VL rows of n elements, 1 <= n <= OMC_VL, which follow one another, as columns: lane
+ * r of v[k] is element k of row r, and 0 past the rows. And back. */
 OMC_INLINE void load_turned(const storage_t *x, int64_t rows, int64_t n, vacc_t *v) {
   for (int64_t r = 0; r < OMC_VL; r++) v[r] = r < rows ? vld_fill(x + r * n, n, 0) : vset(0);
   OMC_TRANSPOSE(v)

@@ -206,7 +206,7 @@ static void run_elements(omc_range range, void *ctx) {
 
 /* Rows of at most a vector are reduced side by side. */
 static bool has_short_rows(const reduce_params *p) {
-  return p->by_rows && p->parts == 1 && p->reduced.n == 0 && p->total <= OMC_VL;
+  return p->by_rows && p->parts == 1 && p->reduced.n == 0 && p->total > 0 && p->total <= OMC_VL;
 }
 
 /* Units are OMC_VL rows. */
