@@ -185,6 +185,12 @@ typedef struct omc_layer_form {
   double epsilon;
 } omc_layer_form;
 
+/* x is [batch, groups, channels, inner], each group of each sample normalised. */
+typedef struct omc_group_form {
+  int64_t batch, groups, channels, inner;
+  double epsilon;
+} omc_group_form;
+
 /* x is [batch, channels, inner], each channel normalised. */
 typedef struct omc_batch_form {
   int64_t batch, channels, inner;
@@ -195,6 +201,11 @@ typedef struct omc_batch_form {
  * and beta, `stats` that of mean and rstd. */
 omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
                              omc_layer_form *out) OMC_MUST_USE;
+
+/* Input x of a GroupNorm or its gradient: `params` is the shape of gamma and beta, `stats` that of
+ * mean and rstd. */
+omc_status omc_group_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
+                             omc_group_form *out) OMC_MUST_USE;
 
 /* Input x of a BatchNorm or its gradient; *channels is the shape of all per-channel values. */
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,

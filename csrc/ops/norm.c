@@ -1,7 +1,7 @@
-/* LayerNormalization, RmsNorm and BatchNorm (training), and their gradients. With
+/* LayerNormalization, RmsNorm, GroupNorm and BatchNorm (training), and their gradients. With
  * xhat = (x - mean) * rstd, y = xhat * gamma + beta, and mean and rstd are kept for backward. The
- * mean of RmsNorm is 0, and its beta too. Where x is of float32, y of these two may be rounded to
- * 16 bits, by attribute `to`, and so may its gradient be. */
+ * mean of RmsNorm is 0, and its beta too. Where x is of float32, y of the first two may be rounded
+ * to 16 bits, by attribute `to`, and so may its gradient be. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -98,7 +98,49 @@ static omc_status gradient(omc_grad *g, omc_op_id op, uint32_t statistics) {
 }
 static omc_status grad_layer(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad, 2); }
 static omc_status grad_rms(omc_grad *g) { return gradient(g, OMC_OP_RmsNormGrad, 1); }
+static omc_status grad_group(omc_grad *g) { return gradient(g, OMC_OP_GroupNormGrad, 2); }
 static omc_status grad_batch(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad, 2); }
+
+omc_status omc_group_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
+                             omc_group_form *p) {
+  char type[OMC_TYPE_TEXT];
+  OMC_TRY(omc_need_float(node, x));
+  const omc_shape *shape = &omc_in(node, x)->type.shape;
+  const int64_t groups = omc_node_int(node, "num_groups");
+  if (shape->rank < 2 || shape->dims[1] % groups)
+    OMC_NODE_FAIL(node, ESHAPE, "the channels of input %s are not %lld groups of one size",
+                  omc_type_text(&omc_in(node, x)->type, type, sizeof type), (long long)groups);
+  *params = (omc_shape){.rank = 1, .dims = {shape->dims[1]}};
+  *stats = (omc_shape){.rank = 2, .dims = {shape->dims[0], groups}};
+  *p = (omc_group_form){.batch = shape->dims[0],
+                        .groups = groups,
+                        .channels = shape->dims[1] / groups,
+                        .inner = omc_shape_span(shape, 2, shape->rank),
+                        .epsilon = omc_node_float(node, "epsilon")};
+  return OMC_OK;
+}
+
+static omc_status infer_group(omc_node *node) {
+  omc_shape params, stats;
+  omc_group_form p;
+  OMC_TRY(omc_group_form_of(node, 0, &params, &stats, &p));
+  const omc_type *x = &omc_in(node, 0)->type;
+  OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
+  OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
+  omc_set_type(node, 0, x->dtype, &x->shape);
+  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &stats);
+  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &stats);
+  return OMC_OK;
+}
+
+static omc_status infer_group_grad(omc_node *node) {
+  omc_shape params, stats;
+  omc_group_form p;
+  OMC_TRY(omc_group_form_of(node, 1, &params, &stats, &p));
+  const omc_type *x = &omc_in(node, 1)->type;
+  OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
+  return infer_grad(node, &params, &stats);
+}
 
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
                              omc_batch_form *p) {
@@ -154,6 +196,7 @@ static omc_status infer_batch_grad(omc_node *node) {
 OMC_RECORD(LayerNormalization, 1, 3, 3, .in_place = 1u << 0, .infer = infer_layer,
            .grad = grad_layer)
 OMC_RECORD(RmsNorm, 1, 2, 2, .in_place = 1u << 0, .infer = infer_layer, .grad = grad_rms)
+OMC_RECORD(GroupNorm, 1, 3, 3, .in_place = 1u << 0, .infer = infer_group, .grad = grad_group)
 OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4,
            .infer = infer_batch, .grad = grad_batch)
 
@@ -162,4 +205,5 @@ OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4
              .chosen_by = 1, .infer = infer_)
 NORM_GRAD(LayerNormGrad, 5, 3, infer_layer_grad)
 NORM_GRAD(RmsNormGrad, 4, 2, infer_layer_grad)
+NORM_GRAD(GroupNormGrad, 5, 3, infer_group_grad)
 NORM_GRAD(BatchNormGrad, 5, 3, infer_batch_grad)

@@ -1,5 +1,6 @@
 /* LayerNormalization and RmsNorm by rows, and their gradients: those of the parameters are sums
- * over rows, by columns. */
+ * over rows, by columns. GroupNorm by groups of channels, which are rows: the parameters' gradients
+ * are sums over samples of those over channels. */
 #include "cuda/ops/norm.h"
 
 #include <stdio.h>
@@ -26,7 +27,8 @@ static const char *storage_of(const omc_node *node, uint32_t i) {
 
 static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, const char *of,
                             const char *team, omc_cuda_kernel *out) {
-  const bool is_grad = node->op == OMC_OP_LayerNormGrad || node->op == OMC_OP_RmsNormGrad;
+  const bool is_grad = node->op == OMC_OP_LayerNormGrad || node->op == OMC_OP_RmsNormGrad ||
+                       node->op == OMC_OP_GroupNormGrad;
   const omc_dtype y = is_grad ? omc_in(node, 0)->type.dtype : node->out[0]->type.dtype;
   char defines[3 * NAME_BYTES], name[NAME_BYTES];
   snprintf(defines, sizeof defines, "#define OMC_GAMMA %s\n#define OMC_BETA %s\n#define OMC_Y %s\n",
@@ -34,6 +36,16 @@ static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, const
            omc_cuda_storage(y));
   snprintf(name, sizeof name, "%s%s", of, omc_op_name(node->op));
   return omc_cuda_kernel_of(device, "norm", omc_node_dtype(node), defines, name, team, out);
+}
+
+static omc_status set_rows(omc_cuda_device *device, const omc_node *node, int64_t rows, int64_t n,
+                           params *p) {
+  p->given.lines.kept = omc_cuda_places(rows, n);
+  p->given.lines.along = omc_cuda_places(n, 1);
+  const size_t bytes = omc_dtype_size(omc_node_dtype(node));
+  const omc_cuda_team team = omc_cuda_team_of(&p->given.lines, bytes, false);
+  p->grid = team.grid;
+  return kernel_of(device, node, "", team.name, &p->kernel);
 }
 
 static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -45,12 +57,33 @@ static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc
   OMC_TRY(omc_layer_form_of(node, 0, &shape, &stats, &form)); /* dy and x have one shape */
   p->centred = node->op == OMC_OP_LayerNormalization || node->op == OMC_OP_LayerNormGrad;
   p->given.epsilon = form.epsilon;
-  p->given.lines.kept = omc_cuda_places(form.rows, form.n);
-  p->given.lines.along = omc_cuda_places(form.n, 1);
-  const size_t bytes = omc_dtype_size(omc_node_dtype(node));
-  const omc_cuda_team team = omc_cuda_team_of(&p->given.lines, bytes, false);
-  p->grid = team.grid;
-  return kernel_of(device, node, "", team.name, &p->kernel);
+  return set_rows(device, node, form.rows, form.n, p);
+}
+
+static omc_status params_groups(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                                void *params_) {
+  (void)arena;
+  params *p = params_;
+  omc_shape shape, stats;
+  omc_group_form form;
+  OMC_TRY(omc_group_form_of(node, 0, &shape, &stats, &form)); /* dy and x have one shape */
+  p->centred = true;
+  p->given.epsilon = form.epsilon;
+  p->given.groups = p->summed.groups = form.groups;
+  p->given.channels = p->summed.channels = form.channels;
+  p->given.inner = omc_gpu_divisor_of(form.inner);
+  return set_rows(device, node, form.batch * form.groups, form.channels * form.inner, p);
+}
+
+/* Sums of so many parts, or samples, of which `partial` has room for those of n parameters. */
+static omc_status set_join(omc_cuda_device *device, const omc_node *node, int64_t parts, int64_t n,
+                           params *p) {
+  p->partial_bytes = (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_node_dtype(node)));
+  p->joined.lines.kept = omc_cuda_places(n, 1);
+  p->joined.lines.along = omc_cuda_places(parts, 2 * n);
+  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
+  p->join_grid = joining.grid;
+  return kernel_of(device, node, "join_sums_of_", joining.name, &p->join);
 }
 
 static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -65,13 +98,22 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   p->sums_grid = team.grid;
   OMC_TRY(kernel_of(device, node, "sums_of_", team.name, &p->sums));
   const int64_t parts = p->summed.lines.parts;
-  if (parts == 1) return OMC_OK;
-  p->partial_bytes = (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_node_dtype(node)));
-  p->joined.lines.kept = omc_cuda_places(n, 1);
-  p->joined.lines.along = omc_cuda_places(parts, 2 * n);
-  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
-  p->join_grid = joining.grid;
-  return kernel_of(device, node, "join_sums_of_", joining.name, &p->join);
+  return parts == 1 ? OMC_OK : set_join(device, node, parts, n, p);
+}
+
+static omc_status params_groups_grad(omc_cuda_device *device, const omc_node *node,
+                                     omc_arena *arena, void *params_) {
+  params *p = params_;
+  OMC_TRY(params_groups(device, node, arena, params_));
+  const int64_t channels = p->given.groups * p->given.channels, inner = p->given.inner.by;
+  const int64_t samples = omc_in(node, 0)->type.shape.dims[0];
+  p->summed.lines.kept = omc_cuda_places(samples * channels, inner);
+  p->summed.lines.along = omc_cuda_places(inner, 1);
+  const size_t bytes = omc_dtype_size(omc_node_dtype(node));
+  const omc_cuda_team team = omc_cuda_team_of(&p->summed.lines, bytes, false);
+  p->sums_grid = team.grid;
+  OMC_TRY(kernel_of(device, node, "sums_of_", team.name, &p->sums));
+  return set_join(device, node, samples, channels, p);
 }
 
 static size_t grad_workspace(const void *params_) {
@@ -123,5 +165,7 @@ static omc_status run_grad(const omc_kernel_args *args) {
   const omc_cuda_op omc_cuda_##name = {.params_size = sizeof(params), __VA_ARGS__};
 NORM(LayerNormalization, .params = params_rows, .run = run_rows)
 NORM(RmsNorm, .params = params_rows, .run = run_rows)
+NORM(GroupNorm, .params = params_groups, .run = run_rows)
 NORM(LayerNormGrad, .params = params_grad, .run = run_grad, .workspace = grad_workspace)
 NORM(RmsNormGrad, .params = params_grad, .run = run_grad, .workspace = grad_workspace)
+NORM(GroupNormGrad, .params = params_groups_grad, .run = run_grad, .workspace = grad_workspace)

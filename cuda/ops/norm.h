@@ -1,8 +1,9 @@
-/* LayerNormalization and RmsNorm (not CENTRED: about 0) along lines, and their gradients.
- * OMC_GAMMA, OMC_BETA and OMC_Y are what these, and the gradient of y, are stored as. */
+/* LayerNormalization, RmsNorm (not CENTRED: about 0) and GroupNorm along lines, and their
+ * gradients. OMC_GAMMA, OMC_BETA and OMC_Y are what these, and the gradient of y, are stored as. */
 #ifndef OMC_CUDA_OPS_NORM_H
 #define OMC_CUDA_OPS_NORM_H
 
+#include "cuda/gpu/divide.h"
 #include "cuda/gpu/lines.h"
 
 typedef struct omc_layer {
@@ -11,24 +12,52 @@ typedef struct omc_layer {
   void *mean, *rstd;                 /* of each line */
   void *out;                         /* y or dx */
   double epsilon;
+  int64_t groups, channels; /* of a sample, of a group: a line is one group's */
+  omc_gpu_divisor inner;    /* neighbours of one channel */
 } omc_layer;
 
-/* Sums over lines, of which this has the elements of one place each. */
+/* Sums over lines, of which this has the elements of one place each; or of GroupNorm, of which this
+ * has a channel of a sample each. */
 typedef struct omc_layer_sums {
   omc_gpu_lines lines;
   const void *dy, *x, *mean, *rstd;
-  void *dgamma, *dbeta; /* NULL: not wanted */
-  void *partial;        /* [parts, 2, lines], used if there are several parts */
+  void *dgamma, *dbeta;     /* NULL: not wanted */
+  void *partial;            /* [parts, 2, lines], used if there are several parts; or those of each
+                               sample, [samples, 2, all channels] */
+  int64_t groups, channels; /* as above */
 } omc_layer_sums;
 
 #ifdef OMC_GPU
 
-template <bool CENTRED, typename Team>
+/* gamma or beta of the elements of a line: of each its own, */
+template <typename E, typename Team>
+struct of_row : omc_line<E, Team, 0> {
+  OMC_METHOD of_row(const Team &team, const omc_layer &p, const void *data)
+      : omc_line<E, Team, 0>(team, data, 0, p.lines.along) {}
+};
+/* or of each channel of a group. */
+template <typename E, typename Team>
+struct of_group {
+  static_assert(Team::LINES == 1, "one line");
+  const E *from; /* NULL: none */
+  const omc_gpu_divisor &inner;
+
+  OMC_METHOD of_group(const Team &team, const omc_layer &p, const void *data)
+      : from((const E *)data), inner(p.inner) {
+    if (from) from += team.line % p.groups * p.channels;
+  }
+  OMC_METHOD void pass(int64_t, int64_t, int, int) {}
+  OMC_METHOD acc_t operator[](omc_at at) const {
+    return number<acc_t>(from[omc_quotient(at.k + at.l, inner)]);
+  }
+};
+
+template <bool CENTRED, template <typename, typename> class Of, typename Team>
 OMC_INLINE void layer(const Team &team, const omc_layer &p) {
   const acc_t n = (acc_t)p.lines.along.n, no_beta = CENTRED ? 0 : -(acc_t)0; /* sign of a zero */
   omc_line<storage_t, Team> x(team, p.x);
-  omc_line<OMC_GAMMA, Team, 0> gamma(team, p.gamma, 0, p.lines.along);
-  omc_line<OMC_BETA, Team, 0> beta(team, p.beta, 0, p.lines.along);
+  Of<OMC_GAMMA, Team> gamma(team, p, p.gamma);
+  Of<OMC_BETA, Team> beta(team, p, p.beta);
   acc_t mean = 0, var;
   if (CENTRED) { /* of one pass about what is near: the mean as it is summed up */
     const acc_t near = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return x[at]; }, x) / n;
@@ -56,12 +85,12 @@ OMC_INLINE void layer(const Team &team, const omc_layer &p) {
 
 /* dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gamma, mean(g) being 0 about 0.
  */
-template <bool CENTRED, typename Team>
+template <bool CENTRED, template <typename, typename> class Of, typename Team>
 OMC_INLINE void layer_grad(const Team &team, const omc_layer &p) {
   const acc_t n = (acc_t)p.lines.along.n;
   omc_line<OMC_Y, Team> dy(team, p.dy);
   omc_line<storage_t, Team> x(team, p.x);
-  omc_line<OMC_GAMMA, Team, 0> gamma(team, p.gamma, 0, p.lines.along);
+  Of<OMC_GAMMA, Team> gamma(team, p, p.gamma);
   const acc_t mean = CENTRED && team.has_line() ? ((const acc_t *)p.mean)[team.line] : 0;
   const acc_t rstd = team.has_line() ? ((const acc_t *)p.rstd)[team.line] : 0;
   const auto g = [&](omc_at at) { return p.gamma ? dy[at] * gamma[at] : dy[at]; };
@@ -98,7 +127,23 @@ OMC_INLINE void layer_sums(const Team &team, const omc_layer_sums &p) {
   });
 }
 
-/* Of the parts, which are along these lines. */
+/* Of a channel of a sample. */
+template <typename Team>
+OMC_INLINE void group_sums(const Team &team, const omc_layer_sums &p) {
+  omc_line<OMC_Y, Team> dy(team, p.dy);
+  omc_line<storage_t, Team> x(team, p.x);
+  const int64_t group = team.line / p.channels;
+  const acc_t mean = team.has_line() ? ((const acc_t *)p.mean)[group] : 0;
+  const acc_t rstd = team.has_line() ? ((const acc_t *)p.rstd)[group] : 0;
+  const omc_two sums = omc_fold<omc_sum, omc_two>(
+      team, [&](omc_at at) { return omc_two{dy[at] * ((x[at] - mean) * rstd), dy[at]}; }, dy, x);
+  if (!team.leads()) return;
+  const int64_t all = p.groups * p.channels;
+  acc_t *const partial = (acc_t *)p.partial + team.line + group / p.groups * all;
+  partial[0] = sums.a, partial[all] = sums.b;
+}
+
+/* Of the parts or samples, which are along these lines. */
 template <typename Team>
 OMC_INLINE void join_sums(const Team &team, const omc_layer_sums &p) {
   const acc_t *const from = (const acc_t *)p.partial;
@@ -108,14 +153,18 @@ OMC_INLINE void join_sums(const Team &team, const omc_layer_sums &p) {
   if (team.leads()) write_sums(p, team.line, sums.a, sums.b);
 }
 
-OMC_LINE_KERNELS(LayerNormalization, omc_layer, layer<true>)
-OMC_LINE_KERNELS(RmsNorm, omc_layer, layer<false>)
-OMC_LINE_KERNELS(LayerNormGrad, omc_layer, layer_grad<true>)
-OMC_LINE_KERNELS(RmsNormGrad, omc_layer, layer_grad<false>)
+OMC_LINE_KERNELS(LayerNormalization, omc_layer, layer<true, of_row>)
+OMC_LINE_KERNELS(RmsNorm, omc_layer, layer<false, of_row>)
+OMC_LINE_KERNELS(GroupNorm, omc_layer, layer<true, of_group>)
+OMC_LINE_KERNELS(LayerNormGrad, omc_layer, layer_grad<true, of_row>)
+OMC_LINE_KERNELS(RmsNormGrad, omc_layer, layer_grad<false, of_row>)
+OMC_LINE_KERNELS(GroupNormGrad, omc_layer, layer_grad<true, of_group>)
+OMC_LINE_KERNELS(sums_of_GroupNormGrad, omc_layer_sums, group_sums)
 OMC_COLUMN_KERNELS(sums_of_LayerNormGrad, omc_layer_sums, layer_sums<true>)
 OMC_COLUMN_KERNELS(sums_of_RmsNormGrad, omc_layer_sums, layer_sums<false>)
 OMC_LINE_KERNEL(join_sums_of_LayerNormGrad_columns, omc_column_team, omc_layer_sums, join_sums)
 OMC_LINE_KERNEL(join_sums_of_RmsNormGrad_columns, omc_column_team, omc_layer_sums, join_sums)
+OMC_LINE_KERNEL(join_sums_of_GroupNormGrad_columns, omc_column_team, omc_layer_sums, join_sums)
 
 #endif
 

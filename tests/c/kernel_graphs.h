@@ -156,6 +156,9 @@ static const char *const kernel_graphs[] = {
     X("[70,3,5]") "%y, %o, %q = LayerNormalization(%x) {axis=1, epsilon=1e-5}\nreturn %y\n",
     X("[70,3,5]") WANT("g", "f32[3,5]") "%y, %o = RmsNorm(%x, %g) {axis=1, epsilon=1e-5}\nreturn %y\n",
     X("[7,37]") "%y, %o = RmsNorm(%x) {axis=-1, epsilon=1e-5}\nreturn %y\n",
+    X("[3,6,7,3]") WANT("g", "f32[6]") WANT("b", "f32[6]")
+        "%y, %o, %q = GroupNorm(%x, %g, %b) {num_groups=2, epsilon=1e-5}\nreturn %y\n",
+    X("[7,37]") "%y, %o, %q = GroupNorm(%x) {num_groups=37, epsilon=1e-5}\nreturn %y\n",
     X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") IN("m", "f32[5]") IN("v", "f32[5]")
         "%y, %o, %q, %n, %u = BatchNorm(%x, %g, %b, %m, %v) {epsilon=1e-5, momentum=0.1}\n"
         "return %y\n",

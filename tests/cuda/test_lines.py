@@ -157,6 +157,24 @@ def test_norms_of_rows_and_their_gradients(
     assert_as_on_the_cpu(gpu, "RmsNormGrad(%x0, %x1, %x2, %x3)", [dy, x, gamma, rstd], 2)
 
 
+GROUPS = [(2, 6, 35, 3), (1, 4, 1100, 2), (2, 4, 9001, 4), (3, 33, 5, 11), (30, 20, 2, 4), (3, 8, 1, 2), (2, 4, 600, 1)]
+
+
+@pytest.mark.parametrize("sizes", GROUPS, ids=str)
+@pytest.mark.parametrize(("dtype", "wide"), [*((d, d) for d in FLOATS), (torch.bfloat16, torch.float32)], ids=str)
+def test_norms_of_groups_and_their_gradients(
+    gpu: Gpu, sizes: tuple[int, int, int, int], dtype: torch.dtype, wide: torch.dtype
+) -> None:
+    *shape, groups = sizes
+    x, dy = 2 * random(*shape, dtype=dtype) + 1, random(*shape, dtype=dtype, seed=1)
+    gamma, beta = random(shape[1], dtype=wide, seed=2), random(shape[1], dtype=wide, seed=3)
+    said = f"{{num_groups={groups}}}"
+    _, mean, rstd = assert_as_on_the_cpu(gpu, f"GroupNorm(%x0, %x1, %x2) {said}", [x, gamma, beta], 3)
+    assert_as_on_the_cpu(gpu, f"GroupNorm(%x0) {said}", [x], 3)
+    assert_as_on_the_cpu(gpu, f"GroupNormGrad(%x0, %x1, %x2, %x3, %x4) {said}", [dy, x, gamma, mean, rstd], 3)
+    assert_as_on_the_cpu(gpu, f"GroupNormGrad(%x0, %x1, _, %x2, %x3) {said}", [dy, x, mean, rstd], 1)
+
+
 def test_a_layer_norm_is_pytorchs(gpu: Gpu) -> None:
     x, gamma = random(6, 515), random(515, seed=2)
     (y,) = gpu.forward(graph("LayerNormalization(%x0, %x1) {axis=-1, epsilon=0.25}", [x, gamma]), [x, gamma])

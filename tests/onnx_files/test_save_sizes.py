@@ -166,6 +166,16 @@ def test_norms_and_activations_are_composed(name: str, tmp_path: Path) -> None:
         assert [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node] == ["BatchNormalization"]
 
 
+def test_a_group_norm_of_any_size(tmp_path: Path) -> None:
+    module = nn.GroupNorm(3, 6)
+    with torch.no_grad():
+        module.weight.uniform_(), module.bias.uniform_()
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (torch.randn(2, 6, 4, 5),), dynamic_axes={"input": [0, 2, 3]})
+    for shape in ((2, 6, 4, 5), (3, 6, 7, 2)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(torch.as_tensor(evaluated(tmp_path / "net.onnx", x)[0]), module(x).detach())
+
+
 class ByLastAxis(nn.Module):
     """Looks as a batch norm does, but for the axis of its channels."""
 

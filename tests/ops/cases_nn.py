@@ -97,6 +97,17 @@ def rms_norm(a: Tensor, axis: int, gamma: bool = True) -> Case:
     return Case("RmsNorm", inputs, f, {"axis": axis, "epsilon": 1e-5}, outputs=2, compare=1)
 
 
+def group_norm(a: Tensor, groups: int, gamma: bool = True, beta: bool = True) -> Case:
+    def f(t: Tensor, g: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        return F.group_norm(t, groups, g, b, 1e-5)
+
+    c, dtype = a.shape[1], a.dtype
+    inputs = [a, x(c, dtype=dtype, seed=1) if gamma else None, x(c, dtype=dtype, seed=2) if beta else None]
+    while inputs[-1] is None:
+        inputs.pop()
+    return Case("GroupNorm", inputs, f, {"num_groups": groups, "epsilon": 1e-5}, outputs=3, compare=1)
+
+
 def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
     c = a.shape[1]
     gamma, beta, mean = (x(c, dtype=a.dtype, seed=i) for i in (1, 2, 3))
@@ -186,6 +197,9 @@ CASES = [
     layer_norm(x(6, 33), 1, True, False), layer_norm(x(70, 33, dtype=F64), 1), layer_norm(x(200, 65), 1),
     rms_norm(x(5, 7), 1), rms_norm(x(3, 4, 768), 2), rms_norm(x(3, 4, 5), 1), rms_norm(x(6, 130), 1, False), rms_norm(x(200, 65), 1),
     rms_norm(x(70, 33, dtype=F64), 1), rms_norm(x(1, 1), 1), rms_norm(x(0, 5), 1), rms_norm(x(2, 3, 1), 0), rms_norm(x(6, 17, dtype=F64), 1, False),
+    group_norm(x(3, 6, 5, 7), 2), group_norm(x(2, 6, 17), 3), group_norm(x(5, 6), 2), group_norm(x(2, 4, 3, 3), 4), group_norm(x(4, 4, 4, 4), 1),
+    group_norm(x(70, 33, 2), 11), group_norm(x(2, 6, 9, 9), 2, False, False), group_norm(x(2, 6, 9, 9), 2, True, False), group_norm(x(1, 2, 70, 70), 1),
+    group_norm(x(0, 4, 5), 2), group_norm(x(2, 6, 4, 5, dtype=F64), 3), group_norm(x(3, 64, 1, 1), 8), group_norm(x(2, 2, 40, 1, 30), 2),
     batch_norm(x(4, 3, 5, 7)), batch_norm(x(6, 5), 0.3), batch_norm(x(3, 4, 9)), batch_norm(x(4, 3, 2, 2, dtype=F64)), batch_norm(x(2, 17, 8, 8)),
     max_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], [1, 1]), max_pool(x(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1]),
     max_pool(x(2, 2, 7, 10), [2, 3], [2, 1], [1, 1], [1, 2], 1), max_pool(x(2, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], [1, 1], 1),

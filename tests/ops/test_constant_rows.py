@@ -28,6 +28,24 @@ def test_layer_normalization(n: int, dtype: torch.dtype, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", _C.isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 1), (1, 2, 16), (3, 4, 33), (1, 1, 4099)], ids=str)
+def test_group_norm(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
+    samples, channels, inner = shape
+    x = VALUES.to(dtype).expand(-1, channels * inner).reshape(1, -1, inner).expand(samples, -1, -1).contiguous()
+    text = f"input %x : {type_text(x)}\n%y, %m, %r = GroupNorm(%x) {{num_groups=7, epsilon=1e-12}}\nreturn %y, %m, %r\n"
+    _C.set_isa(isa)
+    try:
+        plan = _C.Session(text, {}).plan([x], [False], [False] * 3)
+        y, mean, rstd = plan.forward([x], 0)[0]
+    finally:
+        _C.set_isa(None)
+    assert torch.equal(y, torch.zeros_like(x))
+    assert torch.equal(mean.to(dtype), VALUES.to(dtype).T.expand(samples, -1))
+    assert torch.equal(rstd[:, :-1], torch.full_like(rstd[:, :-1], 1e6)) and rstd.isfinite().all()
+
+
+@pytest.mark.parametrize("isa", _C.isas())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 300, 300), (3, 1, 70), (33, 1), (700, 1, 3), (2, 1, 4099)], ids=str)
 def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
     x = VALUES.to(dtype).reshape(1, -1, *[1] * (len(shape) - 2)).expand(shape[0], -1, *shape[2:]).contiguous()

@@ -1,4 +1,5 @@
-/* LayerNormalization and RmsNorm by rows, BatchNorm by channels, and their gradients. */
+/* LayerNormalization and RmsNorm by rows, GroupNorm by groups of channels, BatchNorm by channels,
+ * and their gradients. */
 #include "base/int.h"
 #include "cpu/convert.h"
 #include "cpu/kernel.h"
@@ -18,9 +19,6 @@ static inline int64_t block_rows(const omc_layer_form *p) {
 static inline int64_t n_blocks(const omc_layer_form *p) {
   return omc_ceil_div(p->rows, block_rows(p));
 }
-
-/* Length of a block's sums: n, and room for a whole vector at the end. */
-static inline int64_t sums_length(const omc_layer_form *p) { return omc_whole_vectors(p->n); }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -48,16 +46,49 @@ static const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n
  * is of 16 bits beside an x of float32. */
 enum { BLOCK = 512 };
 
+/* Sums for dgamma and dbeta of n elements each: [blocks, 2, omc_whole_vectors(n)]. */
+typedef struct {
+  int64_t blocks, n;
+  acc_t *sums;
+  acc_t *dgamma, *dbeta; /* NULL: not wanted */
+} block_sums;
+
+/* Where those of dgamma are of a block; those of dbeta come after them. */
+static acc_t *sums_at(const block_sums *s, int64_t block) {
+  return s->sums + 2 * block * omc_whole_vectors(s->n);
+}
+
+/* Adds them up in order; items are vectors of columns. */
+static void add_blocks(omc_range range, void *ctx) {
+  const block_sums *s = ctx;
+  const int64_t length = omc_whole_vectors(s->n);
+  for (int64_t k = range.begin * OMC_VL; k < range.end * OMC_VL; k += OMC_VL) {
+    vacc_t dgamma = vset(0), dbeta = vset(0);
+    for (int64_t block = 0; block < s->blocks; block++) {
+      dgamma += vldr(sums_at(s, block) + k);
+      dbeta += vldr(sums_at(s, block) + length + k);
+    }
+    if (s->dgamma) vstr_upto(s->dgamma + k, dgamma, s->n - k);
+    if (s->dbeta) vstr_upto(s->dbeta + k, dbeta, s->n - k);
+  }
+}
+
+static void store_block_sums(const omc_kernel_args *args, block_sums *s) {
+  if (s->dgamma || s->dbeta)
+    omc_parallel_for(omc_ceil_div(s->n, OMC_VL),
+                     omc_grain(OMC_GRAIN_ELEMENTS, s->blocks * 2 * OMC_VL), args->threads,
+                     add_blocks, s);
+}
+
 typedef struct {
   const omc_layer_form *p;
   bool centred; /* about the mean; else about 0: RmsNorm, which has no mean and no beta */
   const storage_t *x;
   const acc_t *gamma, *beta;
-  const void *dy; /* gradient only, as the next five */
+  const void *dy; /* gradient only, as the next three */
   void (*widen)(const void *elements, void *numbers, int64_t n); /* of dy; NULL: it is as x is */
   storage_t *dx;
-  acc_t *dgamma, *dbeta;
-  acc_t *sums; /* [blocks, 2, sums_length], of dgamma and of dbeta */
+  block_sums params;
   void *y;
   void (*round)(const void *numbers, void *elements, int64_t n); /* to y; NULL: it is as x is */
   int64_t y_size;     /* bytes of an element of y or dy */
@@ -205,8 +236,8 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
       const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
       sum_g += g;
       sum_gx = vfma(g, xhat, sum_gx);
-      if (job->dgamma) vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
-      if (job->dbeta) vstr(dbeta + k, vldr(dbeta + k) + d);
+      if (job->params.dgamma) vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
+      if (job->params.dbeta) vstr(dbeta + k, vldr(dbeta + k) + d);
     }
   }
   const vacc_t mean_g = vset(job->centred ? vsum(sum_g) / (acc_t)n : 0);
@@ -224,27 +255,12 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
 
 static void layer_backward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
-  const int64_t length = sums_length(job->p), rows = block_rows(job->p);
+  const int64_t length = omc_whole_vectors(job->p->n), rows = block_rows(job->p);
   for (int64_t block = range.begin; block < range.end; block++) {
-    acc_t *dgamma = job->sums + 2 * block * length, *dbeta = dgamma + length;
+    acc_t *dgamma = sums_at(&job->params, block), *dbeta = dgamma + length;
     memset(dgamma, 0, (size_t)(2 * length) * sizeof(acc_t));
     const int64_t last = (block + 1) * rows < job->p->rows ? (block + 1) * rows : job->p->rows;
     for (int64_t r = block * rows; r < last; r++) layer_backward_row(job, r, dgamma, dbeta);
-  }
-}
-
-/* Adds up the blocks' sums; items are vectors of columns. */
-static void layer_add_blocks(omc_range range, void *ctx) {
-  const layer_job *job = ctx;
-  const int64_t length = sums_length(job->p), blocks = n_blocks(job->p);
-  for (int64_t k = range.begin * OMC_VL; k < range.end * OMC_VL; k += OMC_VL) {
-    vacc_t dgamma = vset(0), dbeta = vset(0);
-    for (int64_t block = 0; block < blocks; block++) {
-      dgamma += vldr(job->sums + 2 * block * length + k);
-      dbeta += vldr(job->sums + (2 * block + 1) * length + k);
-    }
-    if (job->dgamma) vstr_upto(job->dgamma + k, dgamma, job->p->n - k);
-    if (job->dbeta) vstr_upto(job->dbeta + k, dbeta, job->p->n - k);
   }
 }
 
@@ -253,7 +269,9 @@ static omc_status norm_rows_grad(const omc_kernel_args *args, bool centred) {
   const omc_layer_form *p = args->params;
   const omc_convert *convert = converts(&args->in[0], &args->in[1]);
   const omc_dtype of_dy = args->in[0].type->dtype;
-  acc_t *scratch = (acc_t *)args->workspace + n_blocks(p) * 2 * sums_length(p);
+  const block_sums params = {n_blocks(p), p->n, args->workspace, omc_out_data(args, 1),
+                             omc_out_data(args, 2)};
+  acc_t *scratch = sums_at(&params, params.blocks);
   layer_job job = {.p = p,
                    .centred = centred,
                    .dy = omc_in_data(args, 0),
@@ -264,20 +282,132 @@ static omc_status norm_rows_grad(const omc_kernel_args *args, bool centred) {
                    .mean = centred ? args->in[3].data : NULL,
                    .rstd = args->in[centred ? 4 : 3].data,
                    .dx = omc_out_data(args, 0),
-                   .dgamma = omc_out_data(args, 1),
-                   .dbeta = omc_out_data(args, 2),
-                   .sums = args->workspace};
+                   .params = params};
   omc_parallel_for(n_blocks(p), omc_grain(OMC_GRAIN_ELEMENTS, block_rows(p) * p->n), args->threads,
                    layer_backward, &job);
-  if (job.dgamma || job.dbeta)
-    omc_parallel_for(omc_ceil_div(p->n, OMC_VL),
-                     omc_grain(OMC_GRAIN_ELEMENTS, n_blocks(p) * 2 * OMC_VL), args->threads,
-                     layer_add_blocks, &job);
+  store_block_sums(args, &job.params);
   return OMC_OK;
 }
 
 OMC_KERNEL(LayerNormGrad, args) { return norm_rows_grad(args, true); }
 OMC_KERNEL(RmsNormGrad, args) { return norm_rows_grad(args, false); }
+
+typedef struct {
+  const omc_group_form *p;
+  const storage_t *x, *dy;
+  const acc_t *gamma, *beta;
+  storage_t *y, *dx;
+  acc_t *mean, *rstd;
+  block_sums params; /* of each sample */
+} group_job;
+
+/* n elements of one channel. */
+static void normalize_plane(const storage_t *x, int64_t n, acc_t mean, acc_t scale, acc_t shift,
+                            storage_t *y) {
+  const vacc_t vmean = vset(mean), vscale = vset(scale), vshift = vset(shift);
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL)
+    vst_upto(y + k, vfma(vld_fill(x + k, left, 0) - vmean, vscale, vshift), left);
+}
+
+/* Sum of dy * xhat. */
+static acc_t sum_of_slopes(const storage_t *dy, const storage_t *x, int64_t n, acc_t mean,
+                           acc_t rstd) {
+  const vacc_t vmean = vset(mean),
+               vrstd = vset(rstd); /* of lanes past the end, 0 times inf is none */
+  return OMC_ROW_SUM(k, left, n,
+                     vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, mean) - vmean) * vrstd);
+}
+
+/* Items are groups of samples. */
+static void group_forward(omc_range range, void *ctx) {
+  const group_job *job = ctx;
+  const omc_group_form *p = job->p;
+  const int64_t n = p->channels * p->inner;
+  for (int64_t r = range.begin; r < range.end; r++) {
+    const int64_t first = r % p->groups * p->channels;
+    acc_t mean, var;
+    moments_of(job->x + r * n, n, &mean, &var);
+    const acc_t rstd = (acc_t)(1 / sqrt((double)var + p->epsilon));
+    for (int64_t c = 0; c < p->channels; c++) {
+      const int64_t at = r * n + c * p->inner;
+      normalize_plane(job->x + at, p->inner, mean, job->gamma ? rstd * job->gamma[first + c] : rstd,
+                      job->beta ? job->beta[first + c] : 0, job->y + at);
+    }
+    if (job->mean) job->mean[r] = mean;
+    if (job->rstd) job->rstd[r] = rstd;
+  }
+}
+
+OMC_KERNEL(GroupNorm, args) {
+  const omc_group_form *p = args->params;
+  const int64_t channels = p->groups * p->channels;
+  acc_t *scratch = args->workspace;
+  group_job job = {.p = p,
+                   .x = omc_in_data(args, 0),
+                   .gamma = parameter(args, 1, channels, &scratch),
+                   .beta = parameter(args, 2, channels, &scratch),
+                   .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1),
+                   .rstd = omc_out_data(args, 2)};
+  omc_parallel_for(p->batch * p->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->channels * p->inner),
+                   args->threads, group_forward, &job);
+  return OMC_OK;
+}
+
+/* Items are groups of samples: dx as that of a LayerNormalization, with the sums over a group made
+ * of those over its channels, which dgamma and dbeta are sums of as well. */
+static void group_backward(omc_range range, void *ctx) {
+  const group_job *job = ctx;
+  const omc_group_form *p = job->p;
+  const int64_t n = p->channels * p->inner;
+  for (int64_t r = range.begin; r < range.end; r++) {
+    const int64_t first = r % p->groups * p->channels;
+    acc_t *const dgamma = sums_at(&job->params, r / p->groups) + first;
+    acc_t *const dbeta = dgamma + omc_whole_vectors(job->params.n);
+    const acc_t *const gamma = job->gamma ? job->gamma + first : NULL;
+    const acc_t mean = job->mean[r], rstd = job->rstd[r];
+    double sum_g = 0, sum_gx = 0;
+    for (int64_t c = 0; c < p->channels; c++) {
+      const int64_t at = r * n + c * p->inner;
+      dgamma[c] = sum_of_slopes(job->dy + at, job->x + at, p->inner, mean, rstd);
+      dbeta[c] = row_sum(job->dy + at, p->inner);
+      const double scale = gamma ? (double)gamma[c] : 1;
+      sum_g += scale * (double)dbeta[c], sum_gx += scale * (double)dgamma[c];
+    }
+    const vacc_t vmean = vset(mean), vrstd = vset(rstd);
+    const vacc_t mean_g = vset((acc_t)(sum_g / (double)n)),
+                 mean_gx = vset((acc_t)(sum_gx / (double)n));
+    for (int64_t c = 0; c < p->channels; c++) {
+      const vacc_t scale = vset(gamma ? gamma[c] : 1);
+      const int64_t at = r * n + c * p->inner;
+      for (int64_t k = at, left = p->inner; left > 0; k += OMC_VL, left -= OMC_VL) {
+        const vacc_t xhat = (vld_fill(job->x + k, left, 0) - vmean) * vrstd;
+        const vacc_t g = vld_fill(job->dy + k, left, 0) * scale;
+        vst_upto(job->dx + k, vrstd * (g - mean_g - xhat * mean_gx), left);
+      }
+    }
+  }
+}
+
+/* Inputs: dy, x, gamma?, mean, rstd. */
+OMC_KERNEL(GroupNormGrad, args) {
+  const omc_group_form *p = args->params;
+  const block_sums params = {p->batch, p->groups * p->channels, args->workspace,
+                             omc_out_data(args, 1), omc_out_data(args, 2)};
+  acc_t *scratch = sums_at(&params, params.blocks);
+  group_job job = {.p = p,
+                   .dy = omc_in_data(args, 0),
+                   .x = omc_in_data(args, 1),
+                   .gamma = parameter(args, 2, params.n, &scratch),
+                   .mean = args->in[3].data,
+                   .rstd = args->in[4].data,
+                   .dx = omc_out_data(args, 0),
+                   .params = params};
+  omc_parallel_for(p->batch * p->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->channels * p->inner),
+                   args->threads, group_backward, &job);
+  store_block_sums(args, &job.params);
+  return OMC_OK;
+}
 
 typedef struct {
   const omc_batch_form *p;
@@ -359,14 +489,9 @@ static void batch_forward_planes(omc_range range, void *ctx) {
     for (const storage_t *x = first; x < last; x += step) sum += (double)row_sum(x, n);
     const statistics of = statistics_about(p, first, (acc_t)(sum / count(p)));
     store_statistics(job, c, of.mean, of.squares);
-    const vacc_t vmean = vset((acc_t)of.mean), scale = vset(job->rstd[c] * gamma_of(job, c)),
-                 shift = vset(beta_of(job, c));
-    for (int64_t b = 0; b < p->batch; b++) {
-      const storage_t *x = first + b * step;
-      storage_t *y = job->y + c * n + b * step;
-      for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL)
-        vst_upto(y + k, vfma(vld_fill(x + k, left, 0) - vmean, scale, shift), left);
-    }
+    for (int64_t b = 0; b < p->batch; b++)
+      normalize_plane(first + b * step, n, (acc_t)of.mean, job->rstd[c] * gamma_of(job, c),
+                      beta_of(job, c), job->y + c * n + b * step);
   }
 }
 
@@ -412,8 +537,7 @@ static void batch_backward_planes(omc_range range, void *ctx) {
     for (int64_t b = 0; b < p->batch; b++) {
       const storage_t *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
       sum_dy += (double)row_sum(dy, n);
-      sum_dyx += (double)OMC_ROW_SUM(
-          k, left, n, vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, 0) - mean) * rstd);
+      sum_dyx += (double)sum_of_slopes(dy, x, n, job->mean[c], job->rstd[c]);
     }
     const vacc_t factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
     const vacc_t mean_dy = vset((acc_t)sum_dy), mean_dyx = vset((acc_t)sum_dyx);
@@ -519,6 +643,10 @@ static size_t parameters(const omc_node *node, int64_t n, int64_t how_many) {
   return omc_sums_bytes(omc_node_dtype(node), how_many * n);
 }
 
+static size_t block_sums_bytes(const omc_node *node, int64_t blocks, int64_t n) {
+  return (size_t)(blocks * 2 * omc_whole_vectors(n)) * omc_acc_size(omc_node_dtype(node));
+}
+
 static size_t layer_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_layer_form *p = params;
@@ -528,14 +656,32 @@ static size_t layer_workspace(const omc_node *node, const void *params, int thre
 static size_t layer_grad_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_layer_form *p = params;
-  return (size_t)(n_blocks(p) * 2 * sums_length(p)) * omc_acc_size(omc_node_dtype(node)) +
-         parameters(node, p->n, 1);
+  return block_sums_bytes(node, n_blocks(p), p->n) + parameters(node, p->n, 1);
+}
+
+static size_t group_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const omc_group_form *p = params;
+  return parameters(node, p->groups * p->channels, 2);
+}
+
+static size_t group_grad_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const omc_group_form *p = params;
+  const int64_t channels = p->groups * p->channels;
+  return block_sums_bytes(node, p->batch, channels) + parameters(node, channels, 1);
 }
 
 static size_t batch_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_batch_form *p = params;
   return parameters(node, p->channels, 4);
+}
+
+static omc_status params_group(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_shape shape, stats;
+  return omc_group_form_of(node, 0, &shape, &stats, params); /* dy and x have one shape */
 }
 
 static omc_status params_batch(const omc_node *node, omc_arena *arena, void *params) {
@@ -551,6 +697,8 @@ NORM(LayerNormalization, layer, layer_workspace)
 NORM(LayerNormGrad, layer, layer_grad_workspace)
 NORM(RmsNorm, layer, layer_workspace)
 NORM(RmsNormGrad, layer, layer_grad_workspace)
+NORM(GroupNorm, group, group_workspace)
+NORM(GroupNormGrad, group, group_grad_workspace)
 NORM(BatchNorm, batch, batch_workspace)
 NORM(BatchNormGrad, batch, batch_workspace)
 

@@ -293,6 +293,27 @@ def _layer_norm(p: Parts) -> Parts | None:
     return p.give("Cast", p.emit("LayerNormalization", *given, **p.given), to=result)
 
 
+def _group_norm(p: Parts) -> Parts | None:
+    """By InstanceNormalization, of which groups are the channels: their sizes may be open."""
+    x, scale, bias = [*p.node.inputs, None, None][:3]
+    code, rank, result, groups = p.dtype(x), p.rank(x), p.result_dtype, p.given["num_groups"]
+    if None in (code, rank, result):
+        return None
+    wide = int(TensorProto.FLOAT) if code in _HALVES else int(code or 0)
+
+    def widened(v: str | None) -> str | None:
+        return v if p.dtype(v) == wide else p.emit("Cast", v, to=wide)
+
+    rows = p.emit("Reshape", widened(x), p.const([0, groups, -1]))
+    ones, zeros = p.const(np.ones(groups), wide), p.const(np.zeros(groups), wide)
+    out = p.emit("InstanceNormalization", rows, ones, zeros, epsilon=p.given["epsilon"])
+    out = p.emit("Reshape", out, p.emit("Shape", x))
+    for op, v in (("Mul", scale), ("Add", bias)):
+        if v is not None:
+            out = p.emit(op, out, p.emit("Reshape", widened(v), p.const([-1] + [1] * (int(rank or 2) - 2))))
+    return p.give("Identity", out) if result == wide else p.give("Cast", out, to=result)
+
+
 def _scaled_elu(p: Parts) -> Parts | None:
     """SELU and CELU: ONNX's has one number."""
     (x,) = p.node.inputs
@@ -373,6 +394,7 @@ PORTABLE: Mapping[str, Composition] = {
     "Elu": _scaled_elu,
     "Gather": _without("strict"),
     "GatherElements": _without("strict"),
+    "GroupNorm": _group_norm,
     "GruCells": _recurrent("GRU"),
     "LayerNormalization": _layer_norm,
     "LstmCells": _recurrent("LSTM"),

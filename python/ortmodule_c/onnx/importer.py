@@ -23,8 +23,9 @@ _OPS = _C.ops()
 KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.items()}
 
 # Outputs that a gradient rule reads, and nobody else may.
-_FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 3}
-_FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2, "LstmCells": 5, "GruCells": 4, "RnnCells": 2}
+_FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "GroupNorm": 3, "LayerNormalization": 3}
+_FOR_GRADIENTS |= {"MaxPool": 3, "NegativeLogLikelihoodLoss": 2, "RmsNorm": 2}
+_FOR_GRADIENTS |= {"LstmCells": 5, "GruCells": 4, "RnnCells": 2}
 
 
 class Nothing:

@@ -414,6 +414,11 @@ def _layer_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val | None =
     return t.emit("LayerNormalization", x, scale, bias, outputs=node.outputs, **said)
 
 
+def _group_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val) -> Results:
+    said = {k: node.attributes[k] for k in ("num_groups", "epsilon")}
+    return t.emit("GroupNorm", x, scale, bias, **said)
+
+
 def _nll(t: Importer, node: Given, x: Val, target: Val, weight: Val | None = None) -> Results:
     said = {k: v for k, v in node.attributes.items() if v is not None}
     said.setdefault("ignore_index", -(2**31))  # no class, as none is given
@@ -455,6 +460,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, movement.eye_like, "EyeLike"),
     **_rows(1, movement.gather, "Gather"),
     **_rows(1, _global_pool, "GlobalAveragePool", "GlobalMaxPool"),
+    **_rows(21, _group_norm, "GroupNormalization"),
     **_rows(1, _is_inf, "IsInf"),
     **_rows(1, _layer_norm, "LayerNormalization"),
     **_rows(1, _mod, "Mod"),

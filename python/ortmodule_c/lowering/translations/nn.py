@@ -434,12 +434,15 @@ def batch_norm_no_statistics(
     return _batch_norm(b, x, weight, bias, None, None, momentum, eps)[0], None, None
 
 
-def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
+def _norm_groups(b: Builder, x: Val, groups: Size, weight: Val | None, bias: Val | None, eps: float) -> Val:
     """Each of so many groups of channels of each sample normalised, as it is computed."""
-    x = b.cast(x, computed_in(x.dtype))
-    flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
-    out = b.emit("LayerNormalization", flat, axis=2, epsilon=float(eps))
-    return b.reshape(out, x.dims)
+    wide = computed_in(x.dtype)
+    if (weight is None and bias is None) or not isinstance(groups, int):
+        flat = b.reshape(b.cast(x, wide), (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
+        out = b.emit("LayerNormalization", flat, axis=2, epsilon=float(eps))
+        return _affine(b, x, b.reshape(out, x.dims), weight, bias)
+    weight, bias = (v if v is None or v.dtype == x.dtype else b.cast(v, wide) for v in (weight, bias))
+    return b.emit("GroupNorm", x, weight, bias, num_groups=groups, epsilon=float(eps))
 
 
 @translates(aten.group_norm.default)
@@ -452,7 +455,7 @@ def group_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> Val:
-    return _affine(b, x, _norm_rows(b, x, num_groups, eps), weight, bias)
+    return _norm_groups(b, x, num_groups, weight, bias, eps)
 
 
 @translates(aten.instance_norm.default)
@@ -479,7 +482,7 @@ def instance_norm(
             part = b.emit("Mul", b.reshape(now, x.dims[:2]), b.const(momentum, wide))
             of_each = b.cast(b.cast(b.emit("Add", kept, part), stat.dtype), wide)  # rounded as in PyTorch
             b.overwrite(stat, b.cast(reduce(b, "ReduceMean", of_each, [0], False), stat.dtype))
-    return _affine(b, x, _norm_rows(b, x, x.dims[1], eps), weight, bias)
+    return _norm_groups(b, x, x.dims[1], weight, bias, eps)
 
 
 @translates(aten.glu.default)
