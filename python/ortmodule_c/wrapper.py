@@ -18,7 +18,8 @@ from .bytecode import code_of
 from .methods import ITSELF, called_on_self, looks_into_self
 from .process import tracing
 
-# What nn.Module defines for one call of one object: the wrapper's own. All else is done to its module.
+# What nn.Module defines for one call of one object, and for a walk over the modules, of which the wrapper is one: its
+# own. All else is done to its module.
 _OF_A_CALL = frozenset(
     (
         "_call_impl",
@@ -27,6 +28,7 @@ _OF_A_CALL = frozenset(
         "_maybe_warn_non_full_backward_hook",
         "_slow_forward",
         "_wrapped_call_impl",
+        "apply",
         "modules",
         "register_backward_hook",
         "register_forward_hook",

@@ -91,6 +91,20 @@ def test_a_hook_that_does_more_than_compute_runs_each_time() -> None:
             assert seen == [(3, 4)] * n
 
 
+def test_hooks_that_apply_registers_are_given_the_modules_of_named_modules() -> None:
+    """As transformers' DebugUnderflowOverflow, which looks up the name of each module that calls it."""
+    ours = ORTModule(mlp())
+    names = {module: name for name, module in ours.named_modules()}
+    called: list[str] = []
+    assert ours.apply(lambda m: m.register_forward_hook(lambda m, *_: called.append(names[m]))) is ours
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            called.clear()
+            ours(torch.randn(3, 6))
+            assert called == ["0", "1", "2", ""]
+
+
 def test_hooks_of_a_backward_run() -> None:
     eager, ours = pair(mlp())
     for m in (eager, ours.module):
