@@ -57,7 +57,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "in place": lambda y: y.mul_(2).add_(1).clamp_(min=0.1),
     "views in place": lambda y: (y.__setitem__((slice(None), 0), 1.0), y.__setitem__(y > 1, 2.0), y)[-1],
     "detach": lambda y: y * y.detach(),
-    "isnan": lambda y: (y, (y.log()).isnan()),
+    "isnan": lambda y: (y, y.log().isnan(), (y > 0).isnan(), torch.arange(6).isnan()),
     "lerp": lambda y: torch.lerp(y, y * 2, 0.3) + torch.addcmul(y, y, y, value=2),
     "larger of two": lambda y: (torch.fmax(y, y[0]), torch.fmin(y, y.flip(0)), torch.hypot(y, y[0])),
     "with logarithms": lambda y: (

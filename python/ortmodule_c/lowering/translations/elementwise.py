@@ -291,6 +291,8 @@ def logical_not(b: Builder, x: Val) -> Val:
 
 @translates(aten.isnan.default)
 def isnan(b: Builder, x: Val) -> Val:
+    if not x.dtype.is_floating_point and not x.dtype.is_complex:
+        return b.full(x.dims, False, torch.bool)
     return b.emit("IsNaN", x)
 
 
