@@ -8,6 +8,7 @@ rewrites the ``after:`` sections.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_every_rule_has_a_text() -> None:
     assert names == {path.stem for path in RULES}
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """What a stage weighs are workspaces too, and threads have their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("path", STAGES, ids=lambda p: p.stem)
 def test_stage(path: Path, update: bool) -> None:
     check_golden(path, _C.transform(section(path, "before"), path.stem.split("-")[0]), update)
