@@ -89,7 +89,9 @@ static void store_halves(const void *numbers, void *elements, int64_t n) {
 static void spread(void *numbers, int64_t n) {
   acc_t *to = numbers;
   const acc_t x = to[0];
-  for (int64_t i = 1; i < n; i++) to[i] = x;
+  int64_t i = 0;
+  for (; i + OMC_VL <= n; i += OMC_VL) vstr(to + i, vset(x));
+  for (; i < n; i++) to[i] = x;
 }
 
 extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);

@@ -21,10 +21,11 @@ typedef struct call {
 typedef struct cursor {
   int64_t at[OMC_MAX_RANK]; /* position along each joined axis */
   int64_t offset;           /* elements from the start of the input */
+  int64_t spread;           /* offset of the element that fills the block, or -1 */
 } cursor;
 
 static void cursor_seek(cursor *c, const omc_ew_input *in, int64_t index) {
-  c->offset = 0;
+  c->offset = 0, c->spread = -1;
   for (int32_t i = in->rank - 1; i >= 0; i--) {
     c->at[i] = index % in->dims[i];
     index /= in->dims[i];
@@ -54,12 +55,22 @@ static operand load_runs(const omc_convert *convert, const omc_ew_input *in, cur
                          const char *data, char *block, int64_t n, bool whole) {
   const int32_t axis = in->rank - 1;
   const size_t size = omc_dtype_size(in->dtype);
-  const bool repeats = in->strides[axis] == 0;
-  if (whole && !repeats && in->taken && in->dims[axis] - c->at[axis] >= n) {
+  const bool repeats = in->strides[axis] == 0, at_once = in->dims[axis] - c->at[axis] >= n;
+  if (whole && !repeats && in->taken && at_once) {
     const operand here = {data + (size_t)c->offset * size, in->dtype};
     cursor_advance(c, in, n);
     return here;
   }
+  if (repeats && at_once) {
+    if (c->spread != c->offset) {
+      convert->load[in->dtype](data + (size_t)c->offset * size, block, 1);
+      convert->spread(block, OMC_EW_BLOCK);
+      c->spread = c->offset;
+    }
+    cursor_advance(c, in, n);
+    return (operand){block, convert->dtype};
+  }
+  c->spread = -1;
   for (int64_t done = 0, run; done < n; done += run) {
     char *to = block + (size_t)done * convert->size;
     run = in->dims[axis] - c->at[axis];
