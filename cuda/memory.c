@@ -38,6 +38,17 @@ omc_status omc_cuda_follow(void *queue, void *other) {
   return status;
 }
 
+/* Before PyTorch 2.13 there are no words: a device that still answers has no memory then. Callers
+ * that try less look for those of PyTorch. */
+static omc_status check_allocated(int error, const char *what) {
+  size_t rest, all;
+  if (error == 0 || omc_cuda_api_get()->torch_exception_get_what_without_backtrace())
+    return omc_torch_check(error, what);
+  OMC_TRY(omc_cuda_check(omc_cuda_api_get()->cuMemGetInfo_v2(&rest, &all), what));
+  OMC_FAIL(EDEVICEMEM, "%s failed in PyTorch: CUDA out of memory. %zu of %zu bytes are free", what,
+           rest, all);
+}
+
 /* PyTorch gives memory of the device that is current to it, which is another than that of the
  * context while a device that has none yet is; before it has none left it gives back to CUDA what
  * it has cached. */
@@ -47,7 +58,7 @@ static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
   snprintf(what, sizeof what, "an allocation of %zu bytes on GPU %d", bytes, d->ordinal);
   OMC_TORCH_TRY(what, aoti_torch_create_cuda_guard, d->ordinal, &guard);
   const int error = omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
-  const omc_status status = omc_torch_check(error, what);
+  const omc_status status = check_allocated(error, what);
   omc_cuda_api_get()->aoti_torch_delete_cuda_guard(guard);
   return status;
 }

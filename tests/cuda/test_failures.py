@@ -36,6 +36,40 @@ def test_memory_that_has_run_out_is_pytorchs_error_and_a_smaller_step_works(gpu:
     assert gpu.get(plan.forward(given, 0)[0][0]).eq(2).all()
 
 
+SILENT = """
+import json
+def told(failing, error):
+    large = "input %x : f32[1]\\nconst %s : i64[1] = [2147483648]\\n%y = Expand(%x, %s)\\nreturn %y\\n"
+    plan, given = gpu.plan(large, [torch.ones(1)])
+    gpu.fail(0, failing, error)
+    try:
+        plan.forward(given, 0)
+    except RuntimeError as failure:
+        less, of_less = gpu.plan("input %x : f32[3]\\n%y = Neg(%x)\\nreturn %y\\n", [torch.ones(3)])
+        right = gpu.get(less.forward(of_less, 0)[0][0]).eq(-1).all().item()
+        print(json.dumps([type(failure).__name__, str(failure), right]))
+"""
+HAS_NONE = r" failed in PyTorch: CUDA out of memory\. \d+ of 4294967296 bytes are free"
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "kind", "words"),
+    [
+        (b"none", 0, "OutOfMemoryError", HAS_NONE),
+        (b"cuMemGetInfo_v2", LAUNCH_FAILED, "DeviceError", ": CUDA_ERROR_LAUNCH_FAILED .*"),
+    ],
+)
+def test_memory_that_has_run_out_is_told_where_pytorch_has_no_words(
+    cold: Cold, failing: bytes, error: int, kind: str, words: str
+) -> None:
+    """As before PyTorch 2.13. Nothing says so where the device has failed."""
+    ran = cold.run(SILENT + f"told({failing!r}, {error})", EMULATED_SILENT="1")
+    assert (ran.err, ran.code) == ("", 0)
+    raised, said, is_right = json.loads(ran.out)
+    assert (raised, is_right) == (kind, True)
+    assert re.search(f"an allocation of 8589934592 bytes on GPU 0{words}$", said)
+
+
 def test_graphs_make_room_before_memory_has_run_out(gpu: Gpu) -> None:
     before = gpu.counted().graphs
     (plan, given), (kept, of_kept) = (gpu.plan(doubling(n), [torch.ones(n, 37)]) for n in (5003, 5))

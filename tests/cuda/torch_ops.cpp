@@ -302,7 +302,10 @@ numbers dims_of(const tensor &x, const tensor &w, const windows &b) {
 
 /* ---- what PyTorch exports ---- */
 
-EXPORT const char *torch_exception_get_what_without_backtrace() { return said.c_str(); }
+/* EMULATED_SILENT=1: as in PyTorch before 2.13, which has no such function. */
+EXPORT const char *torch_exception_get_what_without_backtrace() {
+  return emulated_number("EMULATED_SILENT", 0) ? nullptr : said.c_str();
+}
 
 EXPORT int32_t aoti_torch_device_type_cuda() { return DEVICE_TYPE; }
 EXPORT int32_t aoti_torch_dtype_float32() { return F32; }
