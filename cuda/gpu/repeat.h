@@ -30,7 +30,12 @@ OMC_GLOBAL(copy_rows, OMC_PRODUCT_THREADS, omc_product_copy, p) {
   if (at + lanes <= p.n) {
     omc_load(from, x + at, lanes);
   } else {
-    for (int l = 0; l < lanes; l++) from.e[l] = x[(at + l) % p.n];
+    int64_t next = at;
+#pragma unroll
+    for (int l = 0; l < OMC_PRODUCT_PACK; l++) {
+      if (l < lanes) from.e[l] = x[next];
+      next = next + 1 < p.n ? next + 1 : 0;
+    }
   }
 #pragma unroll
   for (int l = 0; l < OMC_PRODUCT_PACK; l++)
