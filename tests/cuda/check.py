@@ -3,9 +3,10 @@
 The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
 float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes. For NVIDIA's
 each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
-functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills and shared memory
-of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which they are written. ``make
-lint`` does so for some of the sources, without those of models, with the compilers that there are.
+functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack frame and
+shared memory of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which they are
+written, and so is a stack frame, which is memory, but for those of CUDA's functions. ``make lint`` does so for some of
+the sources, without those of models, with the compilers that there are.
 """
 
 from __future__ import annotations
@@ -35,20 +36,24 @@ CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
 REFUSED = "refused.json"
 
-Numbers = dict[str, dict[str, int]]  # by kernel: its registers, bytes spilled, bytes of shared memory
+Numbers = dict[str, dict[str, int]]  # by kernel: its registers, bytes spilled, of its stack frame, of shared memory
 Said = tuple[str, Numbers]  # what a compiler says against a source, and of its kernels
 KERNEL_OF_PTXAS = r"Compiling entry function '(\w+)'"
 KERNEL_OF_CLANG = r"^    \.name: +(\w+)"
 OF_PTXAS = {
     "registers": r"Used (\d+) registers",
     "spilled": r"(\d+) bytes spill stores",
+    "stack": r"(\d+) bytes stack frame",
     "shared": r"(\d+) bytes smem",
 }
 OF_CLANG = {
     "registers": r"\.vgpr_count: +(\d+)",
     "spilled": r"\.vgpr_spill_count: +(\d+)",
+    "stack": r"\.private_segment_fixed_size: +(\d+)",
     "shared": r"\.group_segment_fixed_size: +(\d+)",
 }
+# Ops that CUDA computes, of large numbers, by a table in memory.
+WITH_TABLES = {"Sin", "Cos", "Tan"}
 
 
 # Of attention: what is stored, elements of a head, causal, dropped, mask. The last are too long for any kernel.
@@ -232,6 +237,18 @@ def ops_of(path: Path) -> str:
     return ", ".join(dict.fromkeys(ops)) or " ".join(names)
 
 
+def found_in(path: Path, kernels: Numbers, architecture: str) -> str:
+    """What of a source's numbers is a failure."""
+    if not kernels:
+        return "no kernel"
+    if not architecture.startswith("sm_"):
+        return ""
+    if any(numbers["spilled"] for numbers in kernels.values()):
+        return "spills"
+    has_table = not WITH_TABLES.isdisjoint(ops_of(path).split(", "))
+    return "a stack frame" if not has_table and any(numbers["stack"] for numbers in kernels.values()) else ""
+
+
 def compiled(path: Path, architecture: str, compilers: list[Callable[[Path, str], Said]]) -> Said:
     """What any compiler says against a source, and the numbers of the first."""
     said = [compiler(path, architecture) for compiler in compilers]
@@ -266,7 +283,7 @@ def main() -> None:
         del compilers[architecture]
     if not compilers:
         return
-    table = Table("of", "kernel", "for", "registers", "spilled, B", "shared, B")
+    table = Table("of", "kernel", "for", "registers", "spilled, B", "stack, B", "shared, B")
     failures = n_kernels = 0
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--write", folder], check=True)
@@ -277,10 +294,9 @@ def main() -> None:
             n_kernels += len(kernels)
             for kernel, numbers in kernels.items():
                 table.add_row(ops_of(path), kernel, architecture, *(str(numbers[k]) for k in OF_PTXAS))
-            spills = architecture.startswith("sm_") and any(numbers["spilled"] for numbers in kernels.values())
-            if said or spills or not kernels:
+            if failure := said or found_in(path, kernels, architecture):
                 failures += 1
-                print(f"{path.read_text()}\n{architecture}: {said or 'spills'}", file=sys.stderr)
+                print(f"{path.read_text()}\n{architecture}: {failure}", file=sys.stderr)
     if not a.found:
         Console(width=120).print(table)
     print(f"{len(paths)} sources, {n_kernels} kernels for {' '.join(compilers)}, {failures} failures")
