@@ -1,12 +1,13 @@
 """Device code through the compilers for GPUs, without a GPU: ``make cuda-check``, ``make hip-check``.
 
 The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
-float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes. For NVIDIA's
-each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
-functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack frame and
-shared memory of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which they are
-written, and so is a stack frame, which is memory, but for those of CUDA's functions. ``make lint`` does so for some of
-the sources, without those of models, with the compilers that there are.
+float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes; and, of the
+headers that those include, for all other kernels there, as which one is for a tensor is a matter of its sizes. For
+NVIDIA's each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose
+code calls functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack
+frame and shared memory of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which
+they are written, and so is a stack frame, which is memory, but for those of CUDA's functions. ``make lint`` does so for
+some of the sources, without those of models, with the compilers that there are.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ OF_CLANG = {
     "stack": r"\.private_segment_fixed_size: +(\d+)",
     "shared": r"\.group_segment_fixed_size: +(\d+)",
 }
+RANGE = "%y = Range(%start, %limit, %delta)\nreturn %y\n"
+HEADER = r'include "(cuda/\w+/\w+\.h)"'
+NOT_WANTED = r"template <typename>\s*static __device__ __forceinline__ void (\w+)\("  # see cuda/gpu/target.h
 # Ops that CUDA computes, of large numbers, by a table in memory.
 WITH_TABLES = {"Sin", "Cos", "Tan"}
 
@@ -64,6 +68,12 @@ ATTENTION = [
     *[("float16", d, 1, 0.0, "float") for d in (64, 128, 256)],
     *[(dtype, d, 0, 0.0, "") for dtype, d in (("float32", 129), ("float64", 65), ("bfloat16", 257))],
 ]
+
+
+def range_of(dtype: str) -> str:
+    """A graph with more numbers than are folded."""
+    given = {"start": 0, "limit": 1 << 20, "delta": 1}
+    return "\n".join([*(f"const %{name} : {dtype}[] = [{n}]" for name, n in given.items()), RANGE])
 
 
 def wait_for_sources(folder: str) -> None:
@@ -87,7 +97,7 @@ def write_sources(folder: str) -> None:
     on_device.install("gpu")
     import torch
 
-    from case import Case, expected, free_inputs, session, wanted
+    from case import DTYPE_TEXT, Case, expected, free_inputs, session, wanted
     from cases_matmul import attention
     from ortmodule_c import _C
     from test_ops import CASES, out_grads
@@ -124,6 +134,8 @@ def write_sources(folder: str) -> None:
         row = [device.put(torch.ones(1, dtype=dtype), "gpu") for _ in range(2)]
         with contextlib.suppress(RuntimeError):  # nothing is compiled
             core.optim_step("sgd", [(0, *row, None, None, True, ())], [{}], provider="gpu")
+    for dtype in (torch.int64, torch.int32, torch.float32, torch.float64):
+        core.Session(range_of(DTYPE_TEXT[dtype]), {}, provider="gpu").plan([], [], [False])
     wait_for_sources(folder)
     (Path(folder) / REFUSED).write_text(json.dumps(refused, indent=1))
 
@@ -135,6 +147,34 @@ def write_sources_of_models(folder: str) -> None:
         for dtype in ("fp32", "bf16", "fp16"):
             command = [sys.executable, script, "--only-plan", folder, "--models", model, "--dtype", dtype]
             subprocess.run([*command, "--scale", "tiny"], check=True)
+
+
+def named_in(text: str) -> set[str]:
+    """The kernels of what a source includes, by the preprocessor, but for the one that is wanted."""
+    command = [os.environ.get("CXX", "g++"), "-E", "-P", "-D__CUDACC_RTC__", *(f"-I{at}" for at in INCLUDES)]
+    done = subprocess.run([*command, "-x", "c++", "-"], input=text, capture_output=True, text=True, check=True)
+    return {*re.findall(NOT_WANTED, done.stdout)}
+
+
+def write_others(folder: str) -> None:
+    """What else the provider may want of the headers there: each of their kernels, for all that is stored there.
+
+    As those for rows of other lengths, and all of optimizers, whose steps end there where one is not compiled.
+    """
+    written: dict[tuple[str, ...], set[str]] = {}
+    bodies: dict[tuple[str, ...], str] = {}
+    for path in sorted(Path(folder).glob("*.cu")):
+        wanted, _, body = path.read_text().partition("\n")
+        of = (*re.findall(HEADER, body), *re.findall(r"define OMC_STORAGE (\w+)", body))
+        written.setdefault(of, set()).add(wanted.split()[1].removeprefix("OMC_WANTED_"))
+        bodies.setdefault(of, body)
+    for of, body in bodies.items():
+        (header, *stored), names = of, named_in(body)
+        if not written[of] <= names:
+            raise SystemExit(f"{header} has none of {written[of] - names}")
+        for name in names - written[of]:
+            text = f"#define OMC_WANTED_{name} ,\n{body}"
+            (Path(folder) / "_".join([Path(header).stem, *stored, name + ".cu"])).write_text(text)
 
 
 def find_nvrtc() -> Path | None:
@@ -289,6 +329,7 @@ def main() -> None:
         subprocess.run([sys.executable, __file__, "--write", folder], check=True)
         if not a.found:
             write_sources_of_models(folder)
+        write_others(folder)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
         for path, architecture, (said, kernels) in checked(paths, compilers):
             n_kernels += len(kernels)
