@@ -372,21 +372,20 @@ static int64_t find_bad(const check_job *j) {
   return i;
 }
 
-/* The sign of id - low or of high - id is set where an id is outside. */
-#define CHECK_LOOP(T)                                                  \
-  for (int64_t i = range.begin; i < range.end; i++) {                  \
-    const uint64_t id = (uint64_t)(int64_t)((const T *)j->t->data)[i]; \
-    signs |= (id - low) | (high - id);                                 \
-  }
+/* Whether an id is outside: the sign of id - low or of high - id is set then. */
+static inline bool any_outside(omc_range range, const check_job *j, bool wide) {
+  const uint64_t low = (uint64_t)lowest_id(j), high = (uint64_t)(j->t->dim - 1);
+  const ids of = {j->t->data, wide, j->t->dim};
+  uint64_t signs = 0;
+  for (int64_t i = range.begin; i < range.end; i++)
+    signs |= ((uint64_t)id_raw(&of, i) - low) | (high - (uint64_t)id_raw(&of, i));
+  return signs >> 63;
+}
+
 static void check_range(omc_range range, void *ctx) {
   check_job *j = ctx;
-  const uint64_t low = (uint64_t)lowest_id(j), high = (uint64_t)(j->t->dim - 1);
-  uint64_t signs = 0;
-  if (j->t->wide)
-    CHECK_LOOP(int64_t)
-  else
-    CHECK_LOOP(int32_t)
-  if (signs >> 63) atomic_store_explicit(&j->bad, true, memory_order_relaxed);
+  if (j->t->wide ? any_outside(range, j, true) : any_outside(range, j, false))
+    atomic_store_explicit(&j->bad, true, memory_order_relaxed);
 }
 
 static omc_status bad_id(const omc_kernel_args *args, omc_status status, int64_t id,
@@ -514,13 +513,8 @@ static void gather_short_rows(omc_range range, void *ctx) {
   for (int64_t r = range.begin, n; r < range.end; r += n) {
     const int64_t o = r / p->n, i = r % p->n, at = o * p->outer_ids + i;
     n = omc_min(range.end - r, p->n - i);
-    const picks all = {.picked = at,
-                       .runs = 1,
-                       .n = n,
-                       .step = 1,
-                       .table = o * p->dim,
-                       .table_step = 1,
-                       .lines = 1};
+    picks all = {.runs = 1, .step = 1, .table_step = 1, .lines = 1};
+    all.picked = at, all.n = n, all.table = o * p->dim;
     j->pick(j->dst + (r - at) * (int64_t)j->bytes, j->src, &j->at, &all);
   }
 }
