@@ -76,6 +76,7 @@ CASES = [
     Case("ArgMin", [tensor([[3, -(2**63), 2**63 - 1, -(2**63)]])], lambda a: a.argmin(1), {"axis": 1, "keepdims": 0}),
     Case("ArgMin", [tensor([[1.0, nan, -inf, nan]])], lambda a: a.argmin(1), {"axis": 1, "keepdims": 0}),
     Case("ArgMin", [x(70, 5, 130)], lambda a: a.argmin(0), {"axis": 0, "keepdims": 0}),
+    Case("ArgMax", [x(50_000, 3, 0)], lambda a: a.argmax(1), {"axis": 1, "keepdims": 0}),
     Case("ReduceProd", [x(3, 1, 4, 5), tensor([0, 2])], lambda a, _: a.prod(2).prod(0), {"keepdims": 0}, consts=[1]),
     Case("ReduceProd", [x(3, 0, 4), tensor([1])], lambda a, _: a.prod(1), {"keepdims": 0}, consts=[1]),
     Case(

@@ -234,7 +234,7 @@ OMC_KERNEL(OtherProducts, args) { return scan(args, run_others); }
 
 static omc_status arg(const omc_kernel_args *args, omc_range_fn fn, omc_range_fn of_short_rows) {
   const scan_params *p = args->params;
-  if (p->inner > 1 || p->n == 0 || p->n > OMC_VL) return scan(args, fn);
+  if (p->inner != 1 || p->n == 0 || p->n > OMC_VL) return scan(args, fn);
   scan_job j = {.p = p, .x = args->in[0].data, .out = args->out[0].data};
   omc_parallel_for(omc_ceil_div(p->outer, OMC_VL), omc_grain(OMC_GRAIN_ELEMENTS, OMC_VL * p->n),
                    args->threads, of_short_rows, &j);
