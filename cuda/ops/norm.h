@@ -48,7 +48,9 @@ struct of_group {
   }
   OMC_METHOD void pass(int64_t, int64_t, int, int) {}
   OMC_METHOD acc_t operator[](omc_at at) const {
-    return number<acc_t>(from[omc_quotient(at.k + at.l, inner)]);
+    const int64_t k = at.k + at.l; /* of lines that stay in registers there are few */
+    return number<acc_t>(from[Team::SLOTS ? omc_quotient((uint32_t)k, inner.multiplier, inner.shift)
+                                          : omc_quotient(k, inner)]);
   }
 };
 
