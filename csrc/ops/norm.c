@@ -14,6 +14,21 @@ static omc_status need_param(const omc_node *node, uint32_t i, const char *what,
   return omc_need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
 }
 
+/* gamma and beta. */
+static omc_status need_params(const omc_node *node, const omc_shape *shape) {
+  const omc_dtype x = omc_in(node, 0)->type.dtype;
+  OMC_TRY(need_param(node, 1, "gamma", x, shape));
+  return need_param(node, 2, "beta", x, shape);
+}
+
+/* Sets the types of y, mean and rstd. */
+static void set_types(omc_node *node, omc_dtype y, const omc_shape *stats) {
+  const omc_type *x = &omc_in(node, 0)->type;
+  omc_set_type(node, 0, y, &x->shape);
+  omc_set_type(node, 1, omc_dtype_acc(x->dtype), stats);
+  omc_set_type(node, 2, omc_dtype_acc(x->dtype), stats);
+}
+
 /* Whether y, or its gradient, may be of that dtype. */
 static bool fits(omc_dtype y, omc_dtype x) {
   return y == x || (x == OMC_F32 && omc_dtype_acc(y) == x);
@@ -41,16 +56,13 @@ static omc_status infer_layer(omc_node *node) {
   omc_shape params, stats;
   omc_layer_form p;
   OMC_TRY(omc_layer_form_of(node, 0, &params, &stats, &p));
+  OMC_TRY(need_params(node, &params));
   const omc_type *x = &omc_in(node, 0)->type;
-  OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
-  OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
   const omc_dtype y = omc_node_attr(node, "to") ? omc_node_to_dtype(node, "to") : x->dtype;
   if (!fits(y, x->dtype))
     OMC_NODE_FAIL(node, EDTYPE, "what is made of %s cannot be %s", omc_dtype_get(x->dtype)->text,
                   omc_dtype_get(y)->text);
-  omc_set_type(node, 0, y, &x->shape);
-  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &stats);
-  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &stats);
+  set_types(node, y, &stats);
   return OMC_OK;
 }
 
@@ -124,12 +136,8 @@ static omc_status infer_group(omc_node *node) {
   omc_shape params, stats;
   omc_group_form p;
   OMC_TRY(omc_group_form_of(node, 0, &params, &stats, &p));
-  const omc_type *x = &omc_in(node, 0)->type;
-  OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
-  OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
-  omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &stats);
-  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &stats);
+  OMC_TRY(need_params(node, &params));
+  set_types(node, omc_in(node, 0)->type.dtype, &stats);
   return OMC_OK;
 }
 
