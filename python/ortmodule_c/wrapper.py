@@ -18,8 +18,8 @@ from .bytecode import code_of
 from .methods import ITSELF, called_on_self, looks_into_self
 from .process import tracing
 
-# What nn.Module defines for one call of one object, and for a walk over the modules, of which the wrapper is one: its
-# own. All else is done to its module.
+# What nn.Module defines for one call of one object, or to list the modules, of which the wrapper is one: its own. All
+# else is done to its module.
 _OF_A_CALL = frozenset(
     (
         "_call_impl",
@@ -28,7 +28,6 @@ _OF_A_CALL = frozenset(
         "_maybe_warn_non_full_backward_hook",
         "_slow_forward",
         "_wrapped_call_impl",
-        "apply",
         "modules",
         "register_backward_hook",
         "register_forward_hook",
@@ -150,6 +149,12 @@ class Wrapper(nn.Module):
         """The user's submodules under their names, with the wrapper in place of the module itself."""
         for name, module in self._ort_module.named_modules(*args, **kwargs):
             yield name, self if module is self._ort_module else module
+
+    def apply(self, fn: Callable[[nn.Module], Any]) -> Any:
+        """Call `fn` with every module as the user's has it done, with the wrapper in place of the module itself."""
+        module = self._ort_module
+        result = module.apply(lambda part: fn(self if part is module else part))
+        return self if result is module else result
 
     def __getattr__(self, name: str) -> Any:
         module: nn.Module = self.__dict__["_ort_module"]

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import itertools
+import re
 import warnings
 from collections import Counter
 from typing import Any
@@ -340,6 +342,30 @@ def test_empty_batch_leaves_running_statistics() -> None:
         eager, ours = pair(nn.BatchNorm1d(3) if len(shape) == 2 else nn.BatchNorm2d(3))
         assert_same_step(eager, ours, torch.randn([2, *shape[1:]]))
         assert_same_step(eager, ours, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.LayerNorm(4), (2, 3, 4)),
+        (nn.BatchNorm1d(4), (2, 4, 3)),
+        (nn.GroupNorm(2, 4), (2, 4, 3)),
+        (nn.InstanceNorm1d(4, affine=True), (2, 4, 3)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_norm_with_parameters_of_another_dtype(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    """PyTorch takes float32 beside 16 bits, and nothing else."""
+    for dtype, of_norm in itertools.product((torch.float32, torch.bfloat16, torch.float64), repeat=2):
+        eager, ours = pair(copy.deepcopy(norm).to(of_norm))
+        x = torch.randn(shape, dtype=dtype)
+        if dtype == of_norm or (dtype, of_norm) == (torch.bfloat16, torch.float32):
+            assert_same_step(eager, ours, x)
+        else:
+            with pytest.raises(RuntimeError) as expected:
+                eager(x)
+            with pytest.raises(RuntimeError, match=re.escape(str(expected.value))):
+                ours(x)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -105,6 +105,20 @@ def test_hooks_that_apply_registers_are_given_the_modules_of_named_modules() -> 
             assert called == ["0", "1", "2", ""]
 
 
+def test_an_apply_of_the_module_is_the_one_that_is_called() -> None:
+    class Counting(nn.Sequential):
+        applied = 0
+
+        def apply(self, fn: Callable[[nn.Module], None]) -> nn.Module:
+            self.applied += 1
+            return super().apply(fn)
+
+    ours = ORTModule(Counting(nn.Linear(2, 3), nn.Linear(3, 2)))
+    seen: list[nn.Module] = []
+    assert ours.apply(seen.append) is ours
+    assert ours.applied == 1 and seen == [ours[0], ours[1], ours]
+
+
 def test_hooks_of_a_backward_run() -> None:
     eager, ours = pair(mlp())
     for m in (eager, ours.module):

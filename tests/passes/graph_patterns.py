@@ -372,13 +372,26 @@ def product_times(d: Draw) -> Value:
     return d.pair("Mul", p, d.filled(p, d.rng.choice(factors)))
 
 
-def embedding_grad(d: Draw) -> Value:
-    rows, width = d.rng.choice((1, 2, 3)), d.rng.choice((1, 2, 3))
-    ids = d.rng.randint(0, 4)
-    dtype = d.rng.choice(REALS)
-    at = d.const("i64", [d.rng.randrange(rows) for _ in range(ids)])
-    y = d.node("EmbeddingGrad", [d.input(dtype, (ids, width)), at], dtype, (rows, width), f"shape=[{rows}, {width}]")
-    other = d.input(dtype, (rows, width) if d.chance(0.7) else d.part((rows, width)))
+def picked_grad(d: Draw) -> Value:
+    table = tuple(d.rng.choice((1, 2, 3)) for _ in range(2))
+    op = d.rng.choice(["EmbeddingGrad", "GatherGrad", "GatherNDGrad", "GatherElementsGrad"])
+    axis = d.rng.randrange(2) if op in ("GatherGrad", "GatherElementsGrad") else 0
+    rest = table[1 - axis]
+    count = d.rng.randint(0, 4)
+    ids = d.const("i64", [d.rng.randrange(table[axis]) for _ in range(count)])
+    picked = (count, rest) if axis == 0 else (rest, count)
+    if op == "GatherGrad" and count == 1 and d.chance(0.7):
+        ids, picked = d.reshape(ids, ()), (rest,)
+    elif op == "GatherNDGrad":
+        ids = d.reshape(ids, (count, 1))
+    elif op == "GatherElementsGrad":
+        ids = d.expand(d.reshape(ids, (count, 1) if axis == 0 else (1, count)), picked)
+    dtype, wide = d.rng.choice([("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")])
+    attrs = f"{f'axis={axis}, ' if axis else ''}shape=[{table[0]}, {table[1]}]"
+    y = d.node(op, [d.input(dtype, picked), ids], dtype, table, attrs)
+    if wide != dtype:
+        y = d.node("Cast", [y], wide, table, "to=1")
+    other = d.input(wide, table if d.chance(0.8) else d.part(table))
     return d.pair("Add", y, other)
 
 
@@ -449,7 +462,7 @@ PATTERNS: dict[str, Pattern] = {
     "matmul_bias": product_and_bias,
     "matmul_alpha": product_times,
     "linear_cross_entropy": head_and_loss,
-    "embedding_grad_base": embedding_grad,
+    "picked_grad_base": picked_grad,
     "matmul_cast": lambda d: product_of_halves(d, fused=False),
     "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
     "cast_view": cast_view,

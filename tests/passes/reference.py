@@ -228,7 +228,8 @@ def gather_grad(
     dy: Tensor, ids: Tensor, base: Tensor | None = None, *, axis: int = 0, shape: Sequence[int] = (), **_: object
 ) -> Tensor:
     y = torch.zeros(list(shape), dtype=dy.dtype) if base is None else base
-    return y.index_add(axis, ids, dy)
+    rows = [ids.numel() if i == axis else n for i, n in enumerate(y.shape)]
+    return y.index_add(axis, ids.flatten(), dy.reshape(rows))
 
 
 def gather_elements_grad(

@@ -25,7 +25,7 @@ MOST = 400  # graphs drawn until there are as many
 AFTER_DIFFERENTIATION = {
     "detach",
     "with_gradient_of",
-    "embedding_grad_base",
+    "picked_grad_base",
     "matmul_cast",
     "fused_matmul_cast",
     "cast_norm",

@@ -437,11 +437,13 @@ def batch_norm_no_statistics(
 def _norm_groups(b: Builder, x: Val, groups: Size, weight: Val | None, bias: Val | None, eps: float) -> Val:
     """Each of so many groups of channels of each sample normalised, as it is computed."""
     wide = computed_in(x.dtype)
+    of = {v.dtype for v in (weight, bias) if v is not None}
+    if of and of != {x.dtype} and of != {wide}:
+        raise Unsupported(f"a norm of {x.dtype} with parameters of {' and '.join(sorted(map(str, of)))}")
     if (weight is None and bias is None) or not isinstance(groups, int):
         flat = b.reshape(b.cast(x, wide), (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
         out = b.emit("LayerNormalization", flat, axis=2, epsilon=float(eps))
         return _affine(b, x, b.reshape(out, x.dims), weight, bias)
-    weight, bias = (v if v is None or v.dtype == x.dtype else b.cast(v, wide) for v in (weight, bias))
     return b.emit("GroupNorm", x, weight, bias, num_groups=groups, epsilon=float(eps))
 
 
