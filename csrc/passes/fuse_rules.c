@@ -5,22 +5,6 @@
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-/* Captures 1: the gradient of what is picked from a table, 2: another contribution to the table's,
- * which it is added into instead of beside it. Of 16 bits, where the other is wider, only what
- * adds nothing up. */
-static omc_value *picked_grad_base(omc_match *m) {
-  const omc_node *node = m->capture[1]->producer;
-  omc_value *base = m->capture[2], *dy = m->capture[3], *ids = m->capture[4];
-  const omc_dtype dtype = base->type.dtype;
-  const bool adds_up = omc_shape_numel(&ids->type.shape) > 1;
-  if (!omc_type_equal(&base->type, &m->capture[0]->type) ||
-      !omc_shape_equal(&base->type.shape, &m->capture[1]->type.shape) ||
-      (dy->type.dtype != dtype && adds_up))
-    return NULL;
-  omc_value *in[] = {omc_cast(m->b, dy, dtype), ids, base};
-  return omc_nary(m->b, node->op, 3, in, node->n_attr, node->attr);
-}
-
 /* A product like `node`, of another right operand, with a result of another dtype. */
 static omc_value *product_of(omc_builder *b, const omc_node *node, omc_value *right, omc_dtype to) {
   omc_value *in[] = {omc_in(node, 0), right, omc_in(node, 2)};
@@ -119,20 +103,14 @@ static omc_value *norm_grad_cast(omc_match *m) {
   return m->capture[0];
 }
 
-#define ADDED_TO_NOTHING(op) OMC_P_OP(op, 1, OMC_P_ANY(3), OMC_P_ANY(4))
-#define PICKED_GRAD                                                           \
-  OMC_P_EITHER(ADDED_TO_NOTHING(EmbeddingGrad), ADDED_TO_NOTHING(GatherGrad), \
-               ADDED_TO_NOTHING(GatherNDGrad), ADDED_TO_NOTHING(GatherElementsGrad))
 #define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
 
 static const omc_rule rules[] = {
     {"detach", OMC_EXACT, OMC_P_OP(Detach, 0, OMC_P_ANY(1)), omc_match_identity},
     {"with_gradient_of", OMC_EXACT, OMC_P_OP(WithGradientOf, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
      omc_match_identity},
-    {"picked_grad_base", OMC_SUMS,
-     OMC_P_EITHER(OMC_P_OP(Add, 0, PICKED_GRAD, OMC_P_ANY(2)),
-                  OMC_P_OP(Add, 0, OMC_P_OP(Cast, 0, PICKED_GRAD), OMC_P_ANY(2))),
-     picked_grad_base},
+    {"placed_gradients", OMC_SUMS, OMC_P_OP(Add, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
+     omc_place_gradients},
     {"matmul_cast", OMC_EXACT, OMC_P_NODE(MatMul, 0), matmul_cast},
     {"fused_matmul_cast", OMC_EXACT, OMC_P_NODE(FusedMatMul, 0), matmul_cast},
     {"cast_view", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2))),

@@ -100,6 +100,9 @@ const omc_rule *omc_rule_find(const char *name);
 /* The rewrite of identities: capture 1 if it has the root's type, else NULL. */
 omc_value *omc_match_identity(omc_match *m);
 
+/* The rewrite of sums of gradients, placed_gradients.c. */
+omc_value *omc_place_gradients(omc_match *m);
+
 /* True if a constant's elements are all x, rounded to its dtype if that is a float; -0 is not 0. */
 bool omc_const_all(const omc_value *v, double x);
 

@@ -1,4 +1,4 @@
-"""`max`, `min` and `math.pow` in a forward are Python's own, whatever torch.export makes of them."""
+"""`max`, `min`, `math.pow` and what torch.fx keeps whole are Python's own, whatever torch.export makes of them."""
 
 import builtins
 import math
@@ -11,6 +11,15 @@ from torch import nn
 
 from ortmodule_c import ORTModule
 from wrapped import Function, assert_same_step, n_graphs, pair
+
+
+
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] == 1 else x * 3
+
+
+by_rows_itself = by_rows
+torch.fx.wrap("by_rows")
 
 CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a hinge at its corner": lambda t: max(0.0, (t - t.detach()).sum()) * 3 + t.sum(),
@@ -60,3 +69,14 @@ def test_they_are_as_they_were_after_an_export() -> None:
     before = builtins.max, builtins.min, math.pow
     ORTModule(nn.Linear(4, 3))(torch.randn(2, 4))
     assert before == (builtins.max, builtins.min, math.pow)
+
+
+def test_a_function_that_fx_keeps_whole_is_left_in_its_place() -> None:
+    """As torchvision has its stochastic depth and its windowed attention."""
+    eager, ours = pair(Function(lambda s, x: by_rows(s.a(x)), a=nn.Linear(4, 3)))
+    for rows in (2, 1, 2, 1):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(rows, 4))
+        assert by_rows is by_rows_itself
+    assert n_graphs(ours) == 2

@@ -372,12 +372,11 @@ def product_times(d: Draw) -> Value:
     return d.pair("Mul", p, d.filled(p, d.rng.choice(factors)))
 
 
-def picked_grad(d: Draw) -> Value:
-    table = tuple(d.rng.choice((1, 2, 3)) for _ in range(2))
-    op = d.rng.choice(["EmbeddingGrad", "GatherGrad", "GatherNDGrad", "GatherElementsGrad"])
+def _picked_grad(d: Draw, table: tuple[int, int], dtype: str) -> Value:
+    """The gradient of what is picked from a table by index: by rows, elements, or a single row."""
+    op = d.rng.choice(["EmbeddingGrad", "GatherGrad", "GatherGrad", "GatherNDGrad", "GatherElementsGrad"])
     axis = d.rng.randrange(2) if op in ("GatherGrad", "GatherElementsGrad") else 0
-    rest = table[1 - axis]
-    count = d.rng.randint(0, 4)
+    count, rest = d.rng.choice((0, 1, 1, 3)), table[1 - axis]
     ids = d.const("i64", [d.rng.randrange(table[axis]) for _ in range(count)])
     picked = (count, rest) if axis == 0 else (rest, count)
     if op == "GatherGrad" and count == 1 and d.chance(0.7):
@@ -386,13 +385,37 @@ def picked_grad(d: Draw) -> Value:
         ids = d.reshape(ids, (count, 1))
     elif op == "GatherElementsGrad":
         ids = d.expand(d.reshape(ids, (count, 1) if axis == 0 else (1, count)), picked)
-    dtype, wide = d.rng.choice([("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")])
     attrs = f"{f'axis={axis}, ' if axis else ''}shape=[{table[0]}, {table[1]}]"
-    y = d.node(op, [d.input(dtype, picked), ids], dtype, table, attrs)
-    if wide != dtype:
-        y = d.node("Cast", [y], wide, table, "to=1")
-    other = d.input(wide, table if d.chance(0.8) else d.part(table))
-    return d.pair("Add", y, other)
+    return d.node(op, [d.input(dtype, picked), ids], dtype, table, attrs)
+
+
+def _slice_grad(d: Draw, table: tuple[int, int], dtype: str) -> Value:
+    axis = d.rng.randrange(2)
+    n = table[axis]
+    start = d.rng.randrange(n)
+    end, step = d.rng.randint(start + d.chance(0.8), n), d.rng.choice((1, 1, 1, 1, 2))
+    shape = tuple(len(range(start, end, step)) if i == axis else m for i, m in enumerate(table))
+    ins = [d.input(dtype, shape), *(d.ints(i) for i in (start, end, axis, step))]
+    return d.node("SliceGrad", ins, dtype, table, f"shape=[{table[0]}, {table[1]}]")
+
+
+def placed_gradients(d: Draw) -> Value:
+    table = d.rng.choice((1, 2, 3)), d.rng.choice((2, 3))
+    narrow, wide = d.rng.choice([("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("bf16", "f32"), ("f16", "f32")])
+    sums: list[Value] = []
+    for _ in range(d.rng.randint(2, 6)):
+        if d.chance(0.2):
+            sums.append(d.input(wide, table if d.chance(0.7) else d.part(table)))
+            continue
+        dtype = narrow if d.chance(0.9) else wide
+        y = (_slice_grad if d.chance(0.7) else _picked_grad)(d, table, dtype)
+        sums.append(y if dtype == wide else d.node("Cast", [y], wide, table, "to=1"))
+        if d.chance(0.1):
+            sums.append(sums[-1])
+    while len(sums) > 1:  # a tree of any form
+        i = d.rng.randrange(len(sums) - 1)
+        sums[i : i + 2] = [d.pair("Add", sums[i], sums[i + 1])]
+    return sums[0]
 
 
 def detach(d: Draw) -> Value:
@@ -462,7 +485,7 @@ PATTERNS: dict[str, Pattern] = {
     "matmul_bias": product_and_bias,
     "matmul_alpha": product_times,
     "linear_cross_entropy": head_and_loss,
-    "picked_grad_base": picked_grad,
+    "placed_gradients": placed_gradients,
     "matmul_cast": lambda d: product_of_halves(d, fused=False),
     "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
     "cast_view": cast_view,

@@ -213,6 +213,13 @@ def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
     return x
 
 
+def slice_grad(dy: Tensor, *by: Tensor, shape: Sequence[int]) -> Tensor:
+    y = torch.zeros(list(shape), dtype=dy.dtype)
+    places = slice_(torch.arange(y.numel()).reshape(y.shape), *by)
+    y.view(-1)[places.flatten()] = dy.flatten()
+    return y
+
+
 def pad(x: Tensor, pads: Tensor, value: Tensor | None = None) -> Tensor:
     n = x.dim()
     pairs = [int(pads[i + side * n]) for i in reversed(range(n)) for side in (0, 1)]
@@ -229,7 +236,7 @@ def gather_grad(
 ) -> Tensor:
     y = torch.zeros(list(shape), dtype=dy.dtype) if base is None else base
     rows = [ids.numel() if i == axis else n for i, n in enumerate(y.shape)]
-    return y.index_add(axis, ids.flatten(), dy.reshape(rows))
+    return y.index_add(axis, ids.flatten() % y.shape[axis], dy.reshape(rows))
 
 
 def gather_elements_grad(
@@ -319,6 +326,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Silu": F.silu,
     "Sin": torch.sin,
     "Slice": slice_,
+    "SliceGrad": slice_grad,
     "Softplus": F.softplus,
     "Softmax": lambda x, axis=-1: x.softmax(axis),
     "Split": lambda x, s, axis=0: x.split(s.tolist(), axis),

@@ -25,7 +25,7 @@ MOST = 400  # graphs drawn until there are as many
 AFTER_DIFFERENTIATION = {
     "detach",
     "with_gradient_of",
-    "picked_grad_base",
+    "placed_gradients",
     "matmul_cast",
     "fused_matmul_cast",
     "cast_norm",

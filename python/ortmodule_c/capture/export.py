@@ -242,6 +242,25 @@ def _no_more_than_needed(lines: bool) -> Iterator[None]:
         fx.config.do_not_emit_stack_traces = config
 
 
+@contextlib.contextmanager
+def _functions_left() -> Iterator[None]:
+    """Keeps the tracer from exchanging, for this thread, functions that torch.fx was told to keep whole.
+
+    It would find the proxies among their arguments, and there are none: tensors of the trace are tensors.
+    """
+    exchange, thread = _symbolic_trace._patch_wrapped_functions, threading.get_ident()
+
+    def elsewhere(patcher: Any) -> None:
+        if threading.get_ident() != thread:
+            exchange(patcher)
+
+    _symbolic_trace._patch_wrapped_functions = elsewhere
+    try:
+        yield
+    finally:
+        _symbolic_trace._patch_wrapped_functions = exchange
+
+
 Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
 
 
@@ -389,6 +408,7 @@ def capture(
                 kept_whole() as calls,
                 remembered() as environments,
                 _no_more_than_needed(lines),
+                _functions_left(),
                 one_step_for_all(),
                 left_as_traced(),
                 set_elsewhere() as others,
