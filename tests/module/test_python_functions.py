@@ -13,7 +13,6 @@ from ortmodule_c import ORTModule
 from wrapped import Function, assert_same_step, n_graphs, pair
 
 
-
 def by_rows(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] == 1 else x * 3
 

@@ -244,6 +244,25 @@ static void shift_range(int64_t n, int64_t pad, int64_t taps, int64_t dilation, 
     }
 }
 
+/* The taps along one dim that meet input positions a, a + stride, ...: every `step`th. */
+typedef struct {
+  int64_t first, step, n;
+} met_taps;
+
+static met_taps taps_met(int64_t a, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
+  met_taps met = {.step = 1};
+  for (int64_t i = 0, shift; i < taps; i++) {
+    if (!tap_shift(a, pad, i, dilation, stride, &shift)) continue;
+    if (met.n == 1) {
+      met.step = i - met.first;
+      met.n = (taps - 1 - met.first) / met.step + 1;
+      break;
+    }
+    met.first = i, met.n = 1;
+  }
+  return met;
+}
+
 /* The grid of input pixels `at` modulo the strides. The copied source begins before[a] ahead of the
  * gradient and has `pitch` rows a slice. */
 static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const int64_t *at,
@@ -252,9 +271,15 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
   const int64_t taps = n_taps(f), og = f->o / f->group, units = omc_ceil_div(og, s->per_unit);
   const int64_t plane = source_plane(s), step = s->in_place ? s->per_unit * plane : plane;
   const int64_t row = s->in_place ? s->w : s->part, kh = f->kernel[1], kw = f->kernel[2];
-  int64_t *weight_at = new_table(arena, units * taps), *source_at = new_table(arena, units * taps);
-  int64_t n[OMC_CONV_AXES];
-  for (int a = 0; a < OMC_CONV_AXES; a++) n[a] = omc_ceil_div(f->in[a] - at[a], f->stride[a]);
+  int64_t n[OMC_CONV_AXES], of_channel = 1;
+  met_taps met[OMC_CONV_AXES];
+  for (int a = 0; a < OMC_CONV_AXES; a++) {
+    n[a] = omc_ceil_div(f->in[a] - at[a], f->stride[a]);
+    met[a] = taps_met(at[a], f->before[a], f->kernel[a], f->dilation[a], f->stride[a]);
+    of_channel *= met[a].n;
+  }
+  int64_t *weight_at = new_table(arena, units * of_channel);
+  int64_t *source_at = new_table(arena, units * of_channel);
   const int64_t first = (at[0] * f->in[1] + at[1]) * f->in[2] + at[2];
   *grid = (conv_grid){.weight_at = weight_at,
                       .weight_next = f->cg * taps,
@@ -268,14 +293,15 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
     OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
   for (int64_t u = 0; u < units; u++) {
     if (u == og / s->per_unit) grid->whole = grid->depth;
-    for (int64_t t = 0; t < taps; t++) {
-      const int64_t tap[] = {t / kw / kh, t / kw % kh, t % kw};
-      int64_t shift[OMC_CONV_AXES];
-      bool met = true;
-      for (int a = 0; a < OMC_CONV_AXES; a++)
-        met &= tap_shift(at[a], f->before[a], tap[a], f->dilation[a], f->stride[a], &shift[a]);
-      if (!met) continue;
-      weight_at[grid->depth] = u * s->per_unit * f->cg * taps + t;
+    for (int64_t t = 0; t < of_channel; t++) {
+      const int64_t of_axis[] = {t / met[2].n / met[1].n, t / met[2].n % met[1].n, t % met[2].n};
+      int64_t tap[OMC_CONV_AXES], shift[OMC_CONV_AXES];
+      for (int a = 0; a < OMC_CONV_AXES; a++) {
+        tap[a] = met[a].first + of_axis[a] * met[a].step;
+        (void)tap_shift(at[a], f->before[a], tap[a], f->dilation[a], f->stride[a], &shift[a]);
+      }
+      weight_at[grid->depth] =
+          u * s->per_unit * f->cg * taps + (tap[0] * kh + tap[1]) * kw + tap[2];
       source_at[grid->depth++] = u * step +
                                  ((shift[0] + before[0]) * pitch + shift[1] + before[1]) * row +
                                  shift[2] + s->left;

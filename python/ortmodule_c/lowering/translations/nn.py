@@ -438,7 +438,7 @@ def _norm_groups(b: Builder, x: Val, groups: Size, weight: Val | None, bias: Val
     """Each of so many groups of channels of each sample normalised, as it is computed."""
     wide = computed_in(x.dtype)
     of = {v.dtype for v in (weight, bias) if v is not None}
-    if of and of != {x.dtype} and of != {wide}:
+    if of and of not in ({x.dtype}, {wide}):
         raise Unsupported(f"a norm of {x.dtype} with parameters of {' and '.join(sorted(map(str, of)))}")
     if (weight is None and bias is None) or not isinstance(groups, int):
         flat = b.reshape(b.cast(x, wide), (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
