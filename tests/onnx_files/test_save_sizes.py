@@ -166,14 +166,26 @@ def test_norms_and_activations_are_composed(name: str, tmp_path: Path) -> None:
         assert [n.op_type for n in onnx.load(tmp_path / "net.onnx").graph.node] == ["BatchNormalization"]
 
 
-def test_a_group_norm_of_any_size(tmp_path: Path) -> None:
-    module = nn.GroupNorm(3, 6)
-    with torch.no_grad():
-        module.weight.uniform_(), module.bias.uniform_()
-    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (torch.randn(2, 6, 4, 5),), dynamic_axes={"input": [0, 2, 3]})
+@pytest.mark.parametrize(
+    "module",
+    [nn.GroupNorm(3, 6), nn.GroupNorm(3, 6, affine=False), nn.InstanceNorm2d(6), nn.GroupNorm(3, 6).half()],
+    ids=str,
+)
+def test_norms_of_images_of_any_size(module: nn.Module, tmp_path: Path) -> None:
+    for p in module.parameters():
+        nn.init.uniform_(p)
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    x = torch.randn(2, 6, 4, 5, dtype=dtype)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (x,), dynamic_axes={"input": [0, 2, 3]})
     for shape in ((2, 6, 4, 5), (3, 6, 7, 2)):
-        x = torch.randn(shape)
+        x = torch.randn(shape, dtype=dtype)
         torch.testing.assert_close(torch.as_tensor(evaluated(tmp_path / "net.onnx", x)[0]), module(x).detach())
+
+
+def test_a_group_norm_of_no_images(tmp_path: Path) -> None:
+    module = nn.GroupNorm(3, 6)
+    ortmodule_c.onnx.save(tmp_path / "net.onnx", module, (torch.randn(2, 6, 4),), dynamic_axes={"input": [0]})
+    assert ortmodule_c.onnx.load(tmp_path / "net.onnx")(torch.randn(0, 6, 4)).shape == (0, 6, 4)
 
 
 class ByLastAxis(nn.Module):

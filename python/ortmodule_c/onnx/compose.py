@@ -3,6 +3,7 @@
 Rows of PORTABLE are for files that other programs run; the others are for all.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -275,42 +276,49 @@ def _recurrent(op: str) -> Composition:
 
 
 def _layer_norm(p: Parts) -> Parts | None:
-    """ONNX's has a scale, and operands of one dtype; ours computes in 32 bits."""
+    """ONNX's has a scale, and operands of one dtype; ours computes in 32 bits. Of open sizes it has one for images."""
     x, scale, bias = [*p.node.inputs, None, None][:3]
     code, dims, result = p.dtype(x), p.dims(x), p.result_dtype
     mixed = {p.dtype(v) for v in (x, scale, bias) if v is not None} | {result}
     if code is None or dims is None or None in mixed or (scale is not None and len(mixed) == 1):
         return None
     wide = int(TensorProto.FLOAT) if len(mixed) > 1 else code
+    op, said = "LayerNormalization", p.given
     if scale is None:
-        rest = dims[p.given.get("axis", -1) % len(dims) :]
-        if None in rest:
+        axis = p.given.get("axis", -1) % len(dims)
+        of, rest = dims[axis - 1], dims[axis:]
+        if None not in rest:
+            scale = p.const(np.ones([int(d or 0) for d in rest]), wide)
+        elif axis == 2 and of is not None:  # as groups of channels are
+            op, said = "InstanceNormalization", {"epsilon": p.given.get("epsilon", 1e-5)}
+            scale, bias = p.const(np.ones(of), wide), p.const(np.zeros(of), wide)
+        else:
             return None
-        scale = p.const(np.ones([int(d or 0) for d in rest]), wide)
     given = [None if v is None else v if p.dtype(v) == wide else p.emit("Cast", v, to=wide) for v in (x, scale, bias)]
     if result == wide:
-        return p.give("LayerNormalization", *given, **p.given)
-    return p.give("Cast", p.emit("LayerNormalization", *given, **p.given), to=result)
+        return p.give(op, *given, **said)
+    return p.give("Cast", p.emit(op, *given, **said), to=result)
 
 
 def _group_norm(p: Parts) -> Parts | None:
     """By InstanceNormalization, of which groups are the channels: their sizes may be open."""
     x, scale, bias = [*p.node.inputs, None, None][:3]
-    code, rank, result, groups = p.dtype(x), p.rank(x), p.result_dtype, p.given["num_groups"]
-    if None in (code, rank, result):
+    code, dims, result, groups = p.dtype(x), p.dims(x), p.result_dtype, p.given["num_groups"]
+    if code is None or dims is None or result is None:
         return None
-    wide = int(TensorProto.FLOAT) if code in _HALVES else int(code or 0)
+    of_group = -1 if None in dims[1:] else math.prod(int(d or 0) for d in dims[1:]) // groups
+    wide = int(TensorProto.FLOAT) if code in _HALVES else code
 
     def widened(v: str | None) -> str | None:
         return v if p.dtype(v) == wide else p.emit("Cast", v, to=wide)
 
-    rows = p.emit("Reshape", widened(x), p.const([0, groups, -1]))
+    rows = p.emit("Reshape", widened(x), p.const([0, groups, of_group]))
     ones, zeros = p.const(np.ones(groups), wide), p.const(np.zeros(groups), wide)
     out = p.emit("InstanceNormalization", rows, ones, zeros, epsilon=p.given["epsilon"])
     out = p.emit("Reshape", out, p.emit("Shape", x))
     for op, v in (("Mul", scale), ("Add", bias)):
         if v is not None:
-            out = p.emit(op, out, p.emit("Reshape", widened(v), p.const([-1] + [1] * (int(rank or 2) - 2))))
+            out = p.emit(op, out, p.emit("Reshape", widened(v), p.const([-1] + [1] * (len(dims) - 2))))
     return p.give("Identity", out) if result == wide else p.give("Cast", out, to=result)
 
 
