@@ -212,9 +212,9 @@ omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *chang
   return OMC_OK;
 }
 
-const omc_rules *const omc_rule_sets[OMC_N_RULE_SETS] = {&omc_movement_rules, &omc_arithmetic_rules,
-                                                         &omc_network_rules,  &omc_attention_rules,
-                                                         &omc_matmul_rules,   &omc_fuse_rules};
+const omc_rules *const omc_rule_sets[OMC_N_RULE_SETS] = {
+    &omc_movement_rules,  &omc_concat_rules, &omc_arithmetic_rules, &omc_network_rules,
+    &omc_attention_rules, &omc_matmul_rules, &omc_fuse_rules};
 
 const omc_rule *omc_rule_find(const char *name) {
   for (size_t i = 0; i < OMC_N_RULE_SETS; i++)

@@ -85,13 +85,14 @@ omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *chang
 /* The sets. All but the last are canonical forms, applied before differentiation and again after
  * it; the last looks for patterns of joint graphs that have a better kernel. */
 extern const omc_rules omc_movement_rules;
+extern const omc_rules omc_concat_rules;
 extern const omc_rules omc_arithmetic_rules;
 extern const omc_rules omc_network_rules;
 extern const omc_rules omc_attention_rules;
 extern const omc_rules omc_matmul_rules;
 extern const omc_rules omc_fuse_rules;
 
-#define OMC_N_RULE_SETS 6
+#define OMC_N_RULE_SETS 7
 extern const omc_rules *const omc_rule_sets[OMC_N_RULE_SETS]; /* in the order of application */
 
 /* Lookup of one rule by name over all sets (NULL: none) for tests. */

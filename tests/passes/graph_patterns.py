@@ -157,6 +157,71 @@ def split_one(d: Draw) -> Value:
     return d.node("Split", [x, d.ints(x.shape[axis])], x.dtype, x.shape, f"axis={axis}")
 
 
+def _slice(d: Draw, x: Value, axis: int) -> Value:
+    """Mostly a stretch of one axis, with a step if drawn so."""
+    n, step = x.shape[axis], d.rng.choice([1, 1, 1, 1, 1, 1, 1, 1, 2, -1])
+    start = d.rng.randint(0, max(n - 2, 0)) if d.chance(0.9) else d.rng.randint(0, n)
+    end = d.rng.randint(min(start + 1, n), n) if step > 0 else d.rng.randint(-n - 1, -1)
+    size = len(range(n)[slice(start, end, step)])
+    shape = tuple(size if i == axis else m for i, m in enumerate(x.shape))
+    return d.node("Slice", [x, *(d.ints(i) for i in (start, end, axis, step))], x.dtype, shape)
+
+
+def _concat(d: Draw, axis: int, parts: list[Value]) -> Value:
+    shape = tuple(sum(p.shape[i] for p in parts) if i == axis else n for i, n in enumerate(parts[0].shape))
+    return d.node("Concat", parts, parts[0].dtype, shape, f"axis={axis if d.chance(0.8) else axis - len(shape)}")
+
+
+def _joined(d: Draw) -> tuple[Value, int]:
+    """What is put together of a few parts, and along which axis."""
+    shape = d.shape(d.rng.randint(1, 3))
+    axis, dtype = d.rng.randrange(len(shape)), d.rng.choice(NUMBERS)
+    sizes = [d.rng.choice((0, 1, 1, 2, 3)) for _ in range(d.rng.randint(1, 4))]
+    parts = [d.input(dtype, tuple(size if i == axis else n for i, n in enumerate(shape))) for size in sizes]
+    return _concat(d, axis, parts), axis
+
+
+def _other_axis(d: Draw, x: Value, axis: int) -> int:
+    return axis if d.chance(0.85) else d.rng.randrange(len(x.shape))
+
+
+def slice_slice(d: Draw) -> Value:
+    x = d.input(d.rng.choice(NUMBERS), d.shape(d.rng.randint(1, 3), dims=(3, 4, 5)))
+    axis = d.rng.randrange(len(x.shape))
+    inner = _slice(d, x, axis)
+    outer = _slice(d, inner, _other_axis(d, x, axis))
+    return _concat(d, axis, [outer, inner]) if outer.shape == inner.shape and d.chance(0.3) else outer
+
+
+def slice_concat(d: Draw) -> Value:
+    x, axis = _joined(d)
+    if d.chance(0.5):
+        return _slice(d, x, _other_axis(d, x, axis))
+    slices = [_slice(d, x, axis) for _ in range(d.rng.choice((2, 2, 3)))]
+    return _concat(d, axis, [*slices, x] if d.chance(0.2) else slices)
+
+
+def gather_concat(d: Draw) -> Value:
+    x, axis = _joined(d)
+    along = _other_axis(d, x, axis)
+    n = x.shape[along]
+    if n == 0:
+        return x
+    ids = d.const("i64", [d.rng.randrange(-n, n) for _ in range(d.rng.choice((1, 1, 1, 2)))])
+    if ids.shape == (1,) and d.chance(0.7):
+        ids = d.reshape(ids, ())
+    shape = (*x.shape[:along], *ids.shape, *x.shape[along + 1 :])
+    return d.node("Gather", [x, ids], x.dtype, shape, f"axis={along}")
+
+
+def concat_concat(d: Draw) -> Value:
+    inner, axis = _joined(d)
+    like = [d.input(inner.dtype, inner.shape) for _ in range(d.rng.randint(0, 2))]
+    parts = [inner, *like, *([inner] if d.chance(0.1) else [])]
+    d.rng.shuffle(parts)
+    return _concat(d, _other_axis(d, inner, axis), parts)
+
+
 # ---- arithmetic ----
 
 
@@ -446,6 +511,10 @@ PATTERNS: dict[str, Pattern] = {
     "tile_once": tile_once,
     "concat_one": concat_one,
     "split_one": split_one,
+    "slice_slice": slice_slice,
+    "slice_concat": slice_concat,
+    "gather_concat": gather_concat,
+    "concat_concat": concat_concat,
     "add_zero": neutral("Add", 0.0, -0.0, -0.0, first=True),
     "sub_zero": neutral("Sub", 0.0, -0.0, first=True),
     "mul_one": neutral("Mul", 1.0, -1.0, first=True),

@@ -213,6 +213,11 @@ def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
     return x
 
 
+def gather(x: Tensor, ids: Tensor, *, axis: int = 0, **_: object) -> Tensor:
+    rows = x.index_select(axis, ids.flatten() % max(x.shape[axis], 1))
+    return rows.reshape(*x.shape[:axis], *ids.shape, *x.shape[axis:][1:])
+
+
 def slice_grad(dy: Tensor, *by: Tensor, shape: Sequence[int]) -> Tensor:
     y = torch.zeros(list(shape), dtype=dy.dtype)
     places = slice_(torch.arange(y.numel()).reshape(y.shape), *by)
@@ -288,7 +293,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "CrossEntropy": cross_entropy,
     "FusedMatMul": matmul,
     "GroupedMatMul": grouped_matmul,
-    "Gather": lambda x, i, axis=0, strict=0: x.index_select(axis, i % max(x.shape[axis], 1)),
+    "Gather": gather,
     "GatherElements": lambda x, i, axis=0, strict=0: x.gather(axis, i),
     "GatherElementsGrad": gather_elements_grad,
     "GatherGrad": gather_grad,
