@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
 from test_what_is_held import HELD, Read, set_global
@@ -55,6 +56,33 @@ def test_a_change_that_dynamo_compares_less_is_seen(
                 change(eager)
                 if change is not set_global:
                     change(ours.module)
+
+
+def test_a_forward_of_pytorchs_that_is_replaced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Function(lambda s, x: s.l(x) + 1, l=nn.Linear(4, 4))
+    eager, ours = module, ORTModule(copy.deepcopy(module), DebugOptions(capture="dynamo"))
+    x = torch.randn(3, 4)
+    assert_same_step(eager, ours, x)
+    before = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda s, x: before(s, x) * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(ours(x), eager(x))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_function_of_pytorchs_that_is_replaced_is_not_left_to_dynamo(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would call what is in its place twice."""
+    before = F.group_norm
+    eager, ours = pair(nn.GroupNorm(2, 4))
+    x = torch.randn(2, 4, 5)
+    if not early:
+        assert_same_step(eager, ours, x)
+    monkeypatch.setattr(F, "group_norm", lambda *args: before(*args) * 2)
+    with pytest.warns(UserWarning, match="is in the place of torch.nn.functional.group_norm"):
+        close(ours(x), eager(x))
 
 
 class Numbers(dict[str, float]):

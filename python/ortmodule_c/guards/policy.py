@@ -246,6 +246,19 @@ def is_missed_by_dynamo(module: str, name: str) -> bool:
     return last in _ASKS_FOR_TRACER or (module == "random" and first == "Random") or name in _MISSED
 
 
+def replaced_of_pytorch(code: types.CodeType) -> str | None:
+    """Which of PyTorch's functions code of somebody else's is in the place of: TorchDynamo goes by their names."""
+    for of, state in (
+        ("torch.nn.functional", vars(torch.nn.functional)),
+        ("torch", vars(torch)),
+        ("Tensor", vars(Tensor)),
+    ):
+        for name, value in [*state.items()]:
+            if getattr(value, "__code__", None) is code:
+                return f"{of}.{name}"
+    return None
+
+
 def named_and_missed(code: types.CodeType) -> str:
     """What a user's code names that TorchDynamo, which has traced it, sees otherwise than eager; or nothing."""
     named = sorted((ASKED_OF_TENSORS | _ASKS_FOR_TRACER | _MISSED) & {*code.co_names})

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..errors import NotExportable, NotRunnable
 from .anatomy import (
     Seen,
+    dict_of,
     functions_of,
     has_negative_zero,
     is_taken_for_its_base,
@@ -90,6 +91,7 @@ class Surroundings(Watch):
         self._later: dict[bool, tuple[set[str], set[str]]] = {}  # names to look up, by whether they are called in turn
         for m in module.modules():
             self._object(m, type(m).__name__)
+            self._hold_forward(type(m))
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
                 self._function(function)
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
@@ -105,6 +107,11 @@ class Surroundings(Watch):
         self._to_enter.update({code: self._met[code] for code in traced if code in self._met})
         self._enter_all()
         return True
+
+    def _hold_forward(self, cls: type) -> None:
+        """That of PyTorch's layers too, which Dynamo takes for what it was."""
+        owner = next(c for c in cls.__mro__ if "forward" in vars(c))
+        self._hold_itself(dict_of(owner), "forward", vars(owner)["forward"], f"the forward of class {owner.__name__}")
 
     def _enter_all(self) -> None:
         while self._to_enter or self._later:

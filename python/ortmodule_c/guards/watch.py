@@ -48,7 +48,14 @@ from .frames import Frames, is_trusted_module
 from .held import INTERNAL, MISSING, Held, Library, Write, ambient
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
-from .policy import asks_what_is_installed, is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
+from .policy import (
+    asks_what_is_installed,
+    is_missed_by_dynamo,
+    knows_tracers,
+    refusal_of_c,
+    refusal_of_python,
+    replaced_of_pytorch,
+)
 
 _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
@@ -220,6 +227,8 @@ class Watch(Instances):
         try:
             if code in self._functions or code in self._nested or self._locate(code, frame):
                 self._hold_named(code, frame)
+            elif (replaced := replaced_of_pytorch(code)) is not None:
+                self.refuse(f"{code.co_qualname} is in the place of {replaced}", NotRunnable)
             elif not code.co_flags & inspect.CO_GENERATOR:  # one of another time is closed as garbage
                 self.refuse(f"it is not known where the forward has {code.co_qualname} from")
         finally:
