@@ -78,6 +78,8 @@ class Captured:
         Nodes that count as further results, of which several results are views.
     numbers
         Those of Python's that are open.
+    lines
+        Whether nodes say which line of the user's they come from.
     """
 
     program: ExportedProgram
@@ -95,6 +97,7 @@ class Captured:
     aliases: list[Alias | None] = field(default_factory=list)
     hidden: list[fx.Node] = field(default_factory=list)
     numbers: Numbers | None = None
+    lines: bool = True
 
     @property
     def dynamic(self) -> bool:
@@ -112,7 +115,11 @@ class Captured:
             to_nodes(self.program.graph_module)
         self.program._module_call_graph = _Shared(self.program.module_call_graph)
         try:
-            with autocast_region.none():  # as the graph has its casts
+            with (
+                autocast_region.none(),  # as the graph has its casts
+                remembered(),
+                _stack_traces(self.lines),
+            ):
                 self.program = self.program.run_decompositions({})
         except Exception as error:
             raise NotExportable(f"it cannot be made functional: {first_lines(error)}") from error
@@ -218,13 +225,20 @@ def _paths_noted(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_more_than_needed(lines: bool) -> Iterator[None]:
-    """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
-
-    Such code is written if a graph is called after all.
-    """
-    write_code = fx.GraphModule.recompile
+def _stack_traces(wanted: bool) -> Iterator[None]:
+    """Whether the tracer notes one for each node."""
     config = getattr(fx.config, "do_not_emit_stack_traces", False)  # PyTorch before 2.13 has none
+    fx.config.do_not_emit_stack_traces = not wanted
+    try:
+        yield
+    finally:
+        fx.config.do_not_emit_stack_traces = config
+
+
+@contextlib.contextmanager
+def _no_code() -> Iterator[None]:
+    """Keeps the tracer from writing Python code for each graph, which nobody reads: it is when a graph is called."""
+    write_code = fx.GraphModule.recompile
 
     def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         write_code(module)
@@ -234,12 +248,10 @@ def _no_more_than_needed(lines: bool) -> Iterator[None]:
         type(module).forward = write_first  # each graph has a class of its own
 
     fx.GraphModule.recompile = later  # type: ignore[assignment, method-assign]
-    fx.config.do_not_emit_stack_traces = not lines
     try:
         yield
     finally:
         fx.GraphModule.recompile = write_code  # type: ignore[method-assign]
-        fx.config.do_not_emit_stack_traces = config
 
 
 @contextlib.contextmanager
@@ -407,7 +419,8 @@ def capture(
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
                 remembered() as environments,
-                _no_more_than_needed(lines),
+                _stack_traces(lines),
+                _no_code(),
                 _functions_left(),
                 one_step_for_all(),
                 left_as_traced(),
@@ -445,6 +458,7 @@ def capture(
         outside=outside,
         calls=calls,
         numbers=numbers,
+        lines=lines,
     )
     check_changes(program.graph_module)
     given, _ = captured.placeholders()

@@ -133,8 +133,13 @@ _TOP_OF_TORCH = frozenset(
 _OF_THE_MACHINE = frozenset({"is_available", "is_built", "device_count"})
 # What all calls are compared by anyway, whoever asks.
 _OF_ALL_CALLS = frozenset({("torch.distributed.distributed_c10d", "is_initialized")})
-# What these ask is what is installed, which they remember.
-_OF_WHAT_IS_INSTALLED = frozenset({"transformers.utils.import_utils", "diffusers.utils.import_utils"})
+# What these remember is what is installed, or follows from their arguments alone: modules, and whole packages.
+_REMEMBER_WHAT_STAYS = frozenset(
+    {
+        *("transformers.utils.import_utils", "diffusers.utils.import_utils", "lightning_utilities.core.imports"),
+        *("packaging", "PIL"),
+    }
+)
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
 _ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling", "is_fx_tracing"})
 _KNOWS_TRACERS = frozenset(
@@ -225,9 +230,10 @@ def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     return any(module == m or module.startswith(m + ".") for m in _OF_TORCH)
 
 
-def asks_what_is_installed(memo: Any) -> bool:
-    """Whether a function that remembers its results is of those that ask for versions of packages."""
-    return memo.__module__ in _OF_WHAT_IS_INSTALLED
+def remembers_what_stays(memo: Any) -> bool:
+    """Whether the results that a function remembers are such as do not change."""
+    module = str(memo.__module__)
+    return not _REMEMBER_WHAT_STAYS.isdisjoint((module, module.split(".", maxsplit=1)[0]))
 
 
 def knows_tracers(module: str) -> bool:

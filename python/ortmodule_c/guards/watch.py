@@ -49,11 +49,11 @@ from .held import INTERNAL, MISSING, Held, Library, Write, ambient
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
 from .policy import (
-    asks_what_is_installed,
     is_missed_by_dynamo,
     knows_tracers,
     refusal_of_c,
     refusal_of_python,
+    remembers_what_stays,
     replaced_of_pytorch,
 )
 
@@ -173,7 +173,7 @@ class Watch(Instances):
 
     def _memo(self, value: Any, what: str) -> None:
         """TorchDynamo calls it each time."""
-        if asks_what_is_installed(value):
+        if remembers_what_stays(value):
             return
         kind = NotExportable if knows_tracers(value.__module__) else NotRunnable
         self.refuse(f"{what} remembers its results", kind)
