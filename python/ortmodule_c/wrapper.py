@@ -150,10 +150,13 @@ class Wrapper(nn.Module):
         for name, module in self._ort_module.named_modules(*args, **kwargs):
             yield name, self if module is self._ort_module else module
 
-    def apply(self, fn: Callable[[nn.Module], Any]) -> Any:
-        """Call `fn` with every module as the user's has it done, with the wrapper in place of the module itself."""
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a function with every module, the wrapper in place of the module itself; one of the user's is as it is."""
         module = self._ort_module
-        result = module.apply(lambda part: fn(self if part is module else part))
+        if args and getattr(module.apply, "__func__", None) is nn.Module.apply:
+            fn, *args_ = args
+            args = (lambda part: fn(self if part is module else part), *args_)
+        result = module.apply(*args, **kwargs)
         return self if result is module else result
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -70,19 +70,24 @@ def test_a_forward_of_pytorchs_that_is_replaced_is_seen(monkeypatch: pytest.Monk
         close(ours(x), eager(x))
 
 
+@pytest.mark.parametrize("capture", ["auto", "export", "dynamo"])
 @pytest.mark.parametrize("early", [False, True])
-def test_a_function_of_pytorchs_that_is_replaced_is_not_left_to_dynamo(
-    early: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["group_norm", "layer_norm"])
+def test_what_is_in_the_place_of_a_function_of_pytorchs_is_called_once(
+    name: str, early: bool, capture: Literal["auto", "export", "dynamo"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which would call what is in its place twice."""
-    before = F.group_norm
-    eager, ours = pair(nn.GroupNorm(2, 4))
+    """A tracer has it called by itself, as what PyTorch's own function calls."""
+    before = getattr(F, name)
+    eager = Function(lambda s, x: F.layer_norm(s.n(x), x.shape[2:]), n=nn.GroupNorm(2, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
     x = torch.randn(2, 4, 5)
     if not early:
         assert_same_step(eager, ours, x)
-    monkeypatch.setattr(F, "group_norm", lambda *args: before(*args) * 2)
-    with pytest.warns(UserWarning, match="is in the place of torch.nn.functional.group_norm"):
+    monkeypatch.setattr(F, name, lambda *args: before(*args) * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         close(ours(x), eager(x))
+    assert any("in the place of" in str(r.cause) or "the graph calls" in str(r.cause) for r in ours.fallback_report())
 
 
 class Numbers(dict[str, float]):

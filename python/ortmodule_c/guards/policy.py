@@ -252,17 +252,18 @@ def is_missed_by_dynamo(module: str, name: str) -> bool:
     return last in _ASKS_FOR_TRACER or (module == "random" and first == "Random") or name in _MISSED
 
 
-def replaced_of_pytorch(code: types.CodeType) -> str | None:
-    """Which of PyTorch's functions code of somebody else's is in the place of: TorchDynamo goes by their names."""
-    for of, state in (
-        ("torch.nn.functional", vars(torch.nn.functional)),
-        ("torch", vars(torch)),
-        ("Tensor", vars(Tensor)),
-    ):
-        for name, value in [*state.items()]:
-            if getattr(value, "__code__", None) is code:
-                return f"{of}.{name}"
-    return None
+def in_place_of_pytorch() -> dict[types.CodeType, str]:
+    """Code of somebody else's that runs under the names of functions of PyTorch's, and these.
+
+    Where a tracer looks on, a function of PyTorch's hands on what is called by its name, which is what is in its place.
+    """
+    named = (("torch.nn.functional", torch.nn.functional), ("torch", torch), ("torch.Tensor", Tensor))
+    return {
+        value.__code__: f"{of}.{name}"
+        for of, namespace in named
+        for name, value in [*vars(namespace).items()]
+        if isinstance(value, types.FunctionType) and not is_trusted(value.__code__.co_filename, value.__globals__)
+    }
 
 
 def named_and_missed(code: types.CodeType) -> str:

@@ -114,6 +114,8 @@ class Surroundings(Watch):
         self._hold_itself(dict_of(owner), "forward", vars(owner)["forward"], f"the forward of class {owner.__name__}")
 
     def _enter_all(self) -> None:
+        for code in self._traced & self._of_pytorch.keys():  # which only PyTorch may have called
+            self.refuse(f"{code.co_qualname} is in the place of {self._of_pytorch[code]}", NotRunnable)
         while self._to_enter or self._later:
             if not self._to_enter:  # of all code together: there is much of both
                 self._calls_in_turn, (new, asked) = self._later.popitem()

@@ -49,12 +49,12 @@ from .held import INTERNAL, MISSING, Held, Library, Write, ambient
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
 from .policy import (
+    in_place_of_pytorch,
     is_missed_by_dynamo,
     knows_tracers,
     refusal_of_c,
     refusal_of_python,
     remembers_what_stays,
-    replaced_of_pytorch,
 )
 
 _BUILTINS = vars(__import__("builtins"))
@@ -102,6 +102,7 @@ class Watch(Instances):
         self._modules = list(module.modules())
         self._arguments = arguments
         self._sizes_are_open = sizes_are_open
+        self._of_pytorch = in_place_of_pytorch()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -225,10 +226,10 @@ class Watch(Instances):
             return
         self._undo.midst = self.frames.is_within_library(frame.f_back)
         try:
-            if code in self._functions or code in self._nested or self._locate(code, frame):
+            if code in self._of_pytorch:
+                self.refuse(f"{code.co_qualname} is in the place of {self._of_pytorch[code]}", NotRunnable)
+            elif code in self._functions or code in self._nested or self._locate(code, frame):
                 self._hold_named(code, frame)
-            elif (replaced := replaced_of_pytorch(code)) is not None:
-                self.refuse(f"{code.co_qualname} is in the place of {replaced}", NotRunnable)
             elif not code.co_flags & inspect.CO_GENERATOR:  # one of another time is closed as garbage
                 self.refuse(f"it is not known where the forward has {code.co_qualname} from")
         finally:
