@@ -151,7 +151,7 @@ class Wrapper(nn.Module):
             yield name, self if module is self._ort_module else module
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Call a function with every module, the wrapper in place of the module itself; one of the user's is as it is."""
+        """Call a function with every module, the wrapper in place of the module; the user's own is as it is."""
         module = self._ort_module
         if args and getattr(module.apply, "__func__", None) is nn.Module.apply:
             fn, *args_ = args
