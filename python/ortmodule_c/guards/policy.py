@@ -7,6 +7,7 @@ PyTorch, NumPy and Python's library may call one another.
 """
 
 import collections
+import functools
 import inspect
 import itertools
 import os
@@ -259,11 +260,20 @@ def in_place_of_pytorch() -> dict[types.CodeType, str]:
     """
     named = (("torch.nn.functional", torch.nn.functional), ("torch", torch), ("torch.Tensor", Tensor))
     return {
-        value.__code__: f"{of}.{name}"
+        function.__code__: f"{of}.{name}"
         for of, namespace in named
         for name, value in [*vars(namespace).items()]
-        if isinstance(value, types.FunctionType) and not is_trusted(value.__code__.co_filename, value.__globals__)
+        if (function := _called(value)) and not is_trusted(function.__code__.co_filename, function.__globals__)
     }
+
+
+def _called(value: Any) -> types.FunctionType | None:
+    """What of Python runs first where it is called."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if not isinstance(value, (types.FunctionType, type)):
+        value = inspect.getattr_static(type(value), "__call__", None)
+    return value if isinstance(value, types.FunctionType) else None
 
 
 def named_and_missed(code: types.CodeType) -> str:
