@@ -62,7 +62,7 @@ CASES = {
     "reduction": Case(reductions, ONCE),
     "softmax": Case(of("Softmax(%x0)", ROW), ONCE),
     "softmax of columns": Case(of("LogSoftmax(%x0) {axis=0}", COLUMN), ONCE),
-    "norm": Case(of("LayerNormalization(%x0)", ROW, outputs=3), TWICE),
+    "norm": Case(of("LayerNormalization(%x0)", ROW, outputs=3), ONCE),
     "gradient of a norm": Case(
         of("LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", ROW, ROW, (1100,), (2, 1), (2, 1), outputs=3), ONCE
     ),
