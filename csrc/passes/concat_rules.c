@@ -7,6 +7,8 @@
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
+static bool has_one_use(const omc_value *v) { return v->uses && !v->uses->next; }
+
 /* Whether v is put together along an axis. */
 static bool is_concat(const omc_value *v, int32_t axis) {
   const omc_node *node = v->producer;
@@ -16,33 +18,40 @@ static bool is_concat(const omc_value *v, int32_t axis) {
          along == axis;
 }
 
-/* A slice from `start` to before `end` along one axis, other than all of it. */
-typedef struct stretch {
-  int32_t axis;
-  int64_t start, end;
-} stretch;
-
-/* Whether a Slice takes one. */
-static bool is_stretch(const omc_node *node, stretch *s) {
-  const omc_shape *x = &omc_in(node, 0)->type.shape;
+bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_stretch *out) {
   omc_slice_form f;
   int32_t cut = 0;
-  if (omc_slice_form_of(node, x, &f) != OMC_OK) return false;
-  for (int32_t i = 0; i < x->rank; i++) {
+  if (omc_slice_form_of(node, of, &f) != OMC_OK) return false;
+  for (int32_t i = 0; i < of->rank; i++) {
     if (f.step[i] != 1 || f.shape.dims[i] == 0) return false;
-    if (f.shape.dims[i] == x->dims[i]) continue;
-    *s = (stretch){i, f.start[i], f.start[i] + f.shape.dims[i]};
+    if (f.shape.dims[i] == of->dims[i]) continue;
+    *out = (omc_stretch){i, f.start[i], f.start[i] + f.shape.dims[i]};
     cut++;
   }
   return cut == 1;
 }
 
+bool omc_is_row(const omc_node *node, const omc_shape *of, omc_stretch *out) {
+  const omc_value *ids = omc_in(node, 1);
+  if (!omc_is_const(ids) || omc_shape_numel(&ids->type.shape) != 1 ||
+      omc_node_axis(node, omc_node_int(node, "axis"), of->rank, &out->axis) != OMC_OK)
+    return false;
+  const int64_t id = omc_const_int(ids, 0), row = id < 0 ? id + of->dims[out->axis] : id;
+  out->start = row, out->end = row + 1;
+  return row >= 0 && row < of->dims[out->axis];
+}
+
+/* Whether v is a Slice of one. */
+static bool is_sliced(const omc_value *v, omc_stretch *s) {
+  const omc_node *node = v->producer;
+  return node && node->op == OMC_OP_Slice && omc_is_slice(node, &omc_in(node, 0)->type.shape, s);
+}
+
 /* A stretch of x: of what x itself is a stretch of, if it is one. */
-static omc_value *stretch_of(omc_builder *b, omc_value *x, stretch s) {
-  stretch of;
+static omc_value *stretch_of(omc_builder *b, omc_value *x, omc_stretch s) {
+  omc_stretch of;
   if (s.start == 0 && s.end == x->type.shape.dims[s.axis]) return x;
-  if (x->producer && x->producer->op == OMC_OP_Slice && is_stretch(x->producer, &of) &&
-      of.axis == s.axis) {
+  if (is_sliced(x, &of) && of.axis == s.axis) {
     s.start += of.start, s.end += of.start;
     x = omc_in(x->producer, 0);
   }
@@ -54,9 +63,9 @@ static omc_value *stretch_of(omc_builder *b, omc_value *x, stretch s) {
 
 static omc_value *slice_slice(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
-  stretch s, of;
-  if (!x->producer || x->producer->op != OMC_OP_Slice || x->uses->next) return NULL;
-  if (!is_stretch(m->root, &s) || !is_stretch(x->producer, &of) || of.axis != s.axis) return NULL;
+  omc_stretch s, of;
+  if (!is_sliced(m->capture[0], &s) || !is_sliced(x, &of) || of.axis != s.axis || !has_one_use(x))
+    return NULL;
   return stretch_of(m->b, x, s);
 }
 
@@ -74,9 +83,10 @@ static omc_value *part_at(const omc_node *concat, int32_t axis, int64_t at, int6
 /* Whether nobody but two slices, those before and behind a place, reads what is put together. */
 static bool is_taken_apart(const omc_value *v) {
   uint32_t slices = 0;
-  stretch s;
+  omc_stretch s;
   for (const omc_use *u = v->uses; u; u = u->next, slices++)
-    if (u->node->op != OMC_OP_Slice || u->index != 0 || !is_stretch(u->node, &s)) return false;
+    if (u->node->op != OMC_OP_Slice || u->index != 0 || !is_sliced(u->node->out[0], &s))
+      return false;
   return slices <= 2;
 }
 
@@ -84,12 +94,12 @@ static bool is_taken_apart(const omc_value *v) {
 static omc_value *slice_concat(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
   const omc_node *concat = x->producer;
-  stretch s;
+  omc_stretch s;
   int64_t first;
-  if (!is_stretch(m->root, &s) || !is_concat(x, s.axis)) return NULL;
+  if (!is_sliced(m->capture[0], &s) || !is_concat(x, s.axis)) return NULL;
   omc_value *part = part_at(concat, s.axis, s.start, &first);
   if (s.end <= first + part->type.shape.dims[s.axis])
-    return stretch_of(m->b, part, (stretch){s.axis, s.start - first, s.end - first});
+    return stretch_of(m->b, part, (omc_stretch){s.axis, s.start - first, s.end - first});
   if (!is_taken_apart(x)) return NULL;
   omc_value **parts = OMC_NEW_ARRAY(&m->b->graph->arena, omc_value *, concat->n_in);
   if (!parts) {
@@ -102,7 +112,7 @@ static omc_value *slice_concat(omc_match *m) {
     part = omc_in(concat, i);
     const int64_t size = part->type.shape.dims[s.axis];
     const int64_t start = omc_max(s.start - first, 0), end = omc_min(s.end - first, size);
-    if (start < end) parts[n++] = stretch_of(m->b, part, (stretch){s.axis, start, end});
+    if (start < end) parts[n++] = stretch_of(m->b, part, (omc_stretch){s.axis, start, end});
     first += size;
   }
   const omc_attr along = omc_attr_int("axis", s.axis);
@@ -111,25 +121,19 @@ static omc_value *slice_concat(omc_match *m) {
 
 /* One row of a part. */
 static omc_value *gather_concat(omc_match *m) {
-  omc_value *x = omc_in(m->root, 0), *ids = omc_in(m->root, 1);
-  const omc_shape *shape = &x->type.shape;
-  int32_t axis;
+  omc_value *x = omc_in(m->root, 0);
+  omc_stretch s;
   int64_t first;
-  if (!omc_is_const(ids) || omc_shape_numel(&ids->type.shape) != 1) return NULL;
-  if (omc_node_axis(m->root, omc_node_int(m->root, "axis"), shape->rank, &axis) != OMC_OK ||
-      !is_concat(x, axis))
-    return NULL;
-  const int64_t id = omc_const_int(ids, 0), row = id < 0 ? id + shape->dims[axis] : id;
-  if (row < 0 || row >= shape->dims[axis]) return NULL;
-  omc_value *part = part_at(x->producer, axis, row, &first);
-  part = stretch_of(m->b, part, (stretch){axis, row - first, row - first + 1});
+  if (!omc_is_row(m->root, &x->type.shape, &s) || !is_concat(x, s.axis)) return NULL;
+  omc_value *part = part_at(x->producer, s.axis, s.start, &first);
+  part = stretch_of(m->b, part, (omc_stretch){s.axis, s.start - first, s.end - first});
   return part ? omc_reshape(m->b, part, &m->capture[0]->type.shape) : NULL;
 }
 
 /* Whether part i is itself put together along the axis, for nobody else. */
 static bool is_joined(const omc_node *root, uint32_t i, int32_t axis) {
   const omc_value *part = omc_in(root, i);
-  return is_concat(part, axis) && part->uses && !part->uses->next;
+  return is_concat(part, axis) && has_one_use(part);
 }
 
 static omc_value *concat_concat(omc_match *m) {

@@ -42,42 +42,12 @@ static summand next_of(summand s, const omc_node *root) {
 
 typedef struct gradient {
   omc_value *value;
-  omc_value *dy; /* all of it that is not 0 lies from `start` to before `end` along `axis`; NULL: it
-                    is no such thing */
-  int32_t axis;
-  int64_t start, end;
+  omc_value *dy; /* all of it that is not 0 lies in a stretch; NULL: it is no such thing */
+  omc_stretch at;
   int32_t before, after; /* summands beside it, -1: none */
   bool taken;
   const omc_node *pick; /* what adds dy by index to nothing; NULL: no such thing */
 } gradient;
-
-static void read_slice(const omc_node *node, gradient *g) {
-  const omc_shape *shape = &node->out[0]->type.shape;
-  omc_slice_form f;
-  if (omc_slice_form_of(node, shape, &f) != OMC_OK) return;
-  int32_t cut = 0;
-  for (int32_t i = 0; i < shape->rank; i++) {
-    if (f.step[i] != 1 || f.shape.dims[i] == 0) return;
-    if (f.shape.dims[i] == shape->dims[i]) continue;
-    g->axis = i, g->start = f.start[i], g->end = f.start[i] + f.shape.dims[i];
-    cut++;
-  }
-  if (cut == 1) g->dy = omc_in(node, 0);
-}
-
-/* Of a single row that is known, which is a slice too. */
-static void read_row(const omc_node *node, gradient *g) {
-  const omc_value *ids = omc_in(node, 1);
-  const omc_shape *shape = &node->out[0]->type.shape;
-  if (node->op != OMC_OP_GatherGrad || !omc_is_const(ids) || omc_shape_numel(&ids->type.shape) != 1)
-    return;
-  const int64_t axis = omc_node_int(node, "axis"), id = omc_const_int(ids, 0);
-  const int32_t at = (int32_t)(axis < 0 ? axis + shape->rank : axis);
-  const int64_t row = id < 0 ? id + shape->dims[at] : id;
-  if (row < 0 || row >= shape->dims[at]) return;
-  g->axis = at, g->start = row, g->end = row + 1;
-  g->dy = omc_in(node, 0);
-}
 
 static bool adds_by_index(omc_op_id op) {
   return op == OMC_OP_EmbeddingGrad || op == OMC_OP_GatherGrad || op == OMC_OP_GatherNDGrad ||
@@ -95,9 +65,11 @@ static gradient gradient_of(omc_value *v, const omc_value *sum) {
     if (!has_one_use(omc_in(node, 0))) return g;
     node = omc_in(node, 0)->producer;
   }
-  if (node && node->op == OMC_OP_SliceGrad) read_slice(node, &g);
+  const omc_shape *shape = &sum->type.shape;
+  if (node && node->op == OMC_OP_SliceGrad && omc_is_slice(node, shape, &g.at))
+    g.dy = omc_in(node, 0);
   if (!node || !adds_by_index(node->op) || omc_in(node, 2)) return g;
-  read_row(node, &g);
+  if (node->op == OMC_OP_GatherGrad && omc_is_row(node, shape, &g.at)) g.dy = omc_in(node, 0);
   if (!widens || omc_shape_numel(&omc_in(node, 1)->type.shape) <= 1) g.pick = node;
   return g;
 }
@@ -109,7 +81,8 @@ static bool find_neighbours(gradient *g, int32_t n) {
   bool any = false;
   for (int32_t i = 0; i < n; i++)
     for (int32_t k = 0; g[i].dy && g[i].after < 0 && k < n; k++)
-      if (g[k].dy && g[k].before < 0 && g[k].axis == g[i].axis && g[k].start == g[i].end)
+      if (g[k].dy && g[k].before < 0 && g[k].at.axis == g[i].at.axis &&
+          g[k].at.start == g[i].at.end)
         g[i].after = k, g[k].before = i, any = true;
   return any;
 }
@@ -117,7 +90,7 @@ static bool find_neighbours(gradient *g, int32_t n) {
 /* dy as a slice of the sum. */
 static omc_value *slice_of(omc_builder *b, const gradient *g, const omc_value *sum) {
   omc_shape shape = sum->type.shape;
-  shape.dims[g->axis] = g->end - g->start;
+  shape.dims[g->at.axis] = g->at.end - g->at.start;
   return omc_reshape(b, g->dy, &shape);
 }
 
@@ -141,13 +114,13 @@ static omc_value *join(omc_builder *b, gradient *g, int32_t i, const omc_value *
   for (uint32_t k = 0; k < n; k++, i = g[i].after)
     parts[k] = omc_cast(b, slice_of(b, &g[i], sum), dtype);
   const omc_shape *shape = &sum->type.shape;
-  const int64_t axis = first->axis;
+  const int64_t axis = first->at.axis;
   const omc_attr along = omc_attr_int("axis", axis);
   omc_value *joined = omc_nary(b, OMC_OP_Concat, n, parts, 1, &along);
-  if (first->start > 0 || last->end < shape->dims[axis]) {
+  if (first->at.start > 0 || last->at.end < shape->dims[axis]) {
     const omc_attr whole = omc_attr_ints("shape", shape->dims, (uint32_t)shape->rank);
-    omc_value *const in[] = {joined, omc_ints(b, &first->start, 1), omc_ints(b, &last->end, 1),
-                             omc_ints(b, &axis, 1)};
+    omc_value *const in[] = {joined, omc_ints(b, &first->at.start, 1),
+                             omc_ints(b, &last->at.end, 1), omc_ints(b, &axis, 1)};
     joined = omc_nary(b, OMC_OP_SliceGrad, 4, in, 1, &whole);
   }
   return omc_cast(b, joined, sum->type.dtype);

@@ -101,6 +101,17 @@ const omc_rule *omc_rule_find(const char *name);
 /* The rewrite of identities: capture 1 if it has the root's type, else NULL. */
 omc_value *omc_match_identity(omc_match *m);
 
+/* From `start` to before `end` along one axis, and not all of it. */
+typedef struct omc_stretch {
+  int32_t axis;
+  int64_t start, end;
+} omc_stretch;
+
+/* Whether a Slice of a tensor of shape `of`, or its gradient, is of a stretch that is not empty;
+ * whether a Gather, or its gradient, is of a single row that is known. */
+bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_stretch *out);
+bool omc_is_row(const omc_node *node, const omc_shape *of, omc_stretch *out);
+
 /* The rewrite of sums of gradients, placed_gradients.c. */
 omc_value *omc_place_gradients(omc_match *m);
 

@@ -153,9 +153,8 @@ class Wrapper(nn.Module):
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Call a function with every module, the wrapper in place of the module; the user's own is as it is."""
         module = self._ort_module
-        if args and getattr(module.apply, "__func__", None) is nn.Module.apply:
-            fn, *args_ = args
-            args = (lambda part: fn(self if part is module else part), *args_)
+        if getattr(module.apply, "__func__", None) is nn.Module.apply:
+            return super().apply(*args, **kwargs)
         result = module.apply(*args, **kwargs)
         return self if result is module else result
 

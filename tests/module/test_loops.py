@@ -1,5 +1,6 @@
 """Loops over the steps of a tensor compute what eager does, in graphs without a pass over the tensor for each step."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortmodule_c import DebugOptions, ORTModule
-from wrapped import Function, assert_same_step, n_graphs, pair
+from wrapped import BFLOAT16, Function, assert_same_step, close, n_graphs, pair
 
 STEPS, WIDTH = 6, 4
 
@@ -64,6 +65,23 @@ def test_a_loop_over_steps(name: str) -> None:
             m.zero_grad()
         assert_same_step(eager, ours, torch.randn(batch, STEPS, 3))
     assert n_graphs(ours) <= 3
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_steps_under_autocast(name: str) -> None:
+    """Gradients are about as near to those of float32 as eager's."""
+    eager, ours = pair(Function(LOOPS[name], enter=nn.Linear(3, WIDTH), step=nn.Linear(WIDTH, WIDTH)))
+    exact, x = copy.deepcopy(eager), torch.randn(WIDTH, STEPS, 3)
+    exact(x).sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        for m in (eager, ours):
+            m(x).float().sum().backward()
+        with torch.no_grad():
+            close(ours(x), eager(x), rtol=8 * BFLOAT16)
+    for p, q, r in zip(eager.parameters(), ours.parameters(), exact.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and r.grad is not None
+        off, allowed = (q.grad - r.grad).abs().max(), (p.grad - r.grad).abs().max()
+        assert off <= 2 * allowed + 2 * BFLOAT16 * r.grad.abs().max()
 
 
 @pytest.mark.parametrize("name", LOOPS)

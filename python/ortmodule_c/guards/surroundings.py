@@ -109,9 +109,11 @@ class Surroundings(Watch):
         return True
 
     def _hold_forward(self, cls: type) -> None:
-        """That of PyTorch's layers too, which Dynamo takes for what it was."""
+        """That of PyTorch's layers, which Dynamo takes for what it was; the user's are followed."""
         owner = next(c for c in cls.__mro__ if "forward" in vars(c))
-        self._hold_itself(dict_of(owner), "forward", vars(owner)["forward"], f"the forward of class {owner.__name__}")
+        if not is_users_class(owner):
+            state = dict_of(owner)
+            self._hold_itself(state, "forward", state["forward"], f"the forward of class {owner.__name__}")
 
     def _enter_all(self) -> None:
         for code in self._traced & self._of_pytorch.keys():  # which only PyTorch may have called
