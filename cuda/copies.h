@@ -3,6 +3,7 @@
 #define OMC_CUDA_COPIES_H
 
 #include "base/box.h"
+#include "cuda/gpu/boxes.h"
 #include "cuda/launch.h"
 
 typedef struct omc_cuda_copy {
@@ -25,6 +26,30 @@ omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t 
 /* Copies. Source and destination do not overlap. */
 omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src,
                              void *queue) OMC_MUST_USE;
+
+/* Several copies as one launch. */
+enum { OMC_CUDA_COPIES = OMC_COPIES };
+typedef struct omc_cuda_copies {
+  omc_cuda_kernel kernels[OMC_CUDA_UNITS];
+} omc_cuda_copies;
+
+typedef struct omc_cuda_copying {
+  const omc_cuda_copy *copy;
+  void *dst;
+  const void *src;
+} omc_cuda_copying;
+
+/* Whether a launch of several can do it: it has two axes at most, and not to turn them. */
+bool omc_cuda_copy_joins(const omc_cuda_copy *copy);
+
+/* For copies like this one. */
+omc_status omc_cuda_copies_of(omc_cuda_device *device, const omc_cuda_copy *like,
+                              omc_cuda_copies *out) OMC_MUST_USE;
+
+/* Up to OMC_CUDA_COPIES copies that join, of elements of one size. No destination overlaps another
+ * or a source. */
+omc_status omc_cuda_copies_run(const omc_cuda_copies *copies, const omc_cuda_copying *list,
+                               uint32_t n, void *queue) OMC_MUST_USE;
 
 omc_status omc_cuda_fill_of(omc_cuda_device *device, omc_cuda_fill *out) OMC_MUST_USE;
 

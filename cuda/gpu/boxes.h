@@ -3,10 +3,12 @@
 #define OMC_GPU_BOXES_H
 
 #include "cuda/gpu/divide.h"
+#include "cuda/gpu/parts.h"
 
 enum {
   OMC_BOXES_THREADS = 256,
   OMC_BOX_AXES = 16,
+  OMC_COPIES = 52,    /* of a launch, in the 4096 bytes that a kernel is given */
   OMC_FILL_BYTES = 16 /* that a thread sets */
 };
 
@@ -24,6 +26,21 @@ typedef struct omc_gpu_copy {
   omc_gpu_divisor down, across; /* tiles of the last two axes, where it transposes */
   omc_gpu_box_axis axes[OMC_BOX_AXES];
 } omc_gpu_copy;
+
+/* Copies of two axes at most, the units of all of them being of one size. */
+typedef struct omc_gpu_plane {
+  char *dst;
+  const char *src;
+  int64_t n; /* units */
+  omc_gpu_divisor cols;
+  int64_t col_src, col_dst, row_src, row_dst; /* strides in bytes */
+} omc_gpu_plane;
+
+typedef struct omc_gpu_copies {
+  uint32_t n;
+  uint32_t first[OMC_COPIES]; /* block of each plane */
+  omc_gpu_plane planes[OMC_COPIES];
+} omc_gpu_copies;
 
 typedef struct omc_gpu_fill {
   char *dst;
@@ -53,10 +70,21 @@ OMC_INLINE void omc_place(const omc_gpu_copy &p, int rank, int64_t index, int64_
   }
 }
 
-template <typename T>
-OMC_INLINE void omc_copy(const omc_gpu_copy &p) {
+OMC_INLINE void omc_place(const omc_gpu_copy &p, int64_t index, int64_t *src, int64_t *dst) {
+  omc_place(p, p.rank, index, src, dst);
+}
+
+OMC_INLINE void omc_place(const omc_gpu_plane &p, int64_t index, int64_t *src, int64_t *dst) {
+  const int64_t col = omc_remainder(&index, p.cols);
+  *src = col * p.col_src + index * p.row_src;
+  *dst = col * p.col_dst + index * p.row_dst;
+}
+
+/* What a block moves of a box or a plane. */
+template <typename T, typename Copy>
+OMC_INLINE void omc_copy(const Copy &p, int64_t block) {
   constexpr int n = OMC_UNITS_OF_THREAD(sizeof(T));
-  const int64_t first = (int64_t)blockIdx.x * (OMC_BOXES_THREADS * n) + threadIdx.x;
+  const int64_t first = block * (OMC_BOXES_THREADS * n) + threadIdx.x;
   T units[n];
   int64_t dst[n];
 #pragma unroll
@@ -65,7 +93,7 @@ OMC_INLINE void omc_copy(const omc_gpu_copy &p) {
     if (index >= p.n) continue;
     int64_t src = 0;
     dst[k] = 0;
-    omc_place(p, p.rank, index, &src, &dst[k]);
+    omc_place(p, index, &src, &dst[k]);
     units[k] = *(const T *)(p.src + src);
   }
 #pragma unroll
@@ -94,14 +122,29 @@ OMC_INLINE void omc_transpose(const omc_gpu_copy &p) {
       *(T *)(p.dst + dst + (row + y) * rows.dst + (col + x) * cols.dst) = tile[x][y];
 }
 
-#define OMC_BOXES(bytes, T)                                                              \
-  OMC_GLOBAL(copy_##bytes, OMC_BOXES_THREADS, omc_gpu_copy, copy) { omc_copy<T>(copy); } \
+template <typename T>
+OMC_INLINE void omc_copy_one(const omc_gpu_copies &p) {
+  int64_t block;
+  const uint32_t i = omc_entry_of_block(p.first, p.n, &block);
+  omc_copy<T>(p.planes[i], block);
+}
+
+#define OMC_COPY(bytes, T)                                          \
+  OMC_GLOBAL(copy_##bytes, OMC_BOXES_THREADS, omc_gpu_copy, copy) { \
+    omc_copy<T>(copy, (int64_t)blockIdx.x);                         \
+  }                                                                 \
+  OMC_GLOBAL(copies_##bytes, OMC_BOXES_THREADS, omc_gpu_copies, copies) { omc_copy_one<T>(copies); }
+#define OMC_TRANSPOSE(bytes, T) \
   OMC_GLOBAL(transpose_##bytes, OMC_BOXES_THREADS, omc_gpu_copy, copy) { omc_transpose<T>(copy); }
-OMC_BOXES(1, uint8_t)
-OMC_BOXES(2, uint16_t)
-OMC_BOXES(4, uint32_t)
-OMC_BOXES(8, uint64_t)
-OMC_GLOBAL(copy_16, OMC_BOXES_THREADS, omc_gpu_copy, copy) { omc_copy<omc_bytes16>(copy); }
+OMC_COPY(1, uint8_t)
+OMC_COPY(2, uint16_t)
+OMC_COPY(4, uint32_t)
+OMC_COPY(8, uint64_t)
+OMC_COPY(16, omc_bytes16)
+OMC_TRANSPOSE(1, uint8_t)
+OMC_TRANSPOSE(2, uint16_t)
+OMC_TRANSPOSE(4, uint32_t)
+OMC_TRANSPOSE(8, uint64_t)
 
 OMC_INLINE uint64_t omc_pattern_of(const void *value, int64_t size) {
   switch (size) {

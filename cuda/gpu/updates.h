@@ -45,6 +45,7 @@ typedef struct omc_gpu_norm {
 #ifdef OMC_GPU
 #include "cuda/gpu/lane.h"
 #include "cuda/gpu/pack.h"
+#include "cuda/gpu/parts.h"
 #include "cuda/gpu/philox.h"
 #include "optim/rules.h"
 
@@ -200,16 +201,7 @@ OMC_INLINE void omc_get_grad(const omc_gradients &form, const omc_run &run, omc_
 
 /* The tensor that a block works on, and its part of it. */
 OMC_INLINE const omc_gpu_tensor &omc_tensor_of(const omc_gpu_updates &p, int64_t *part) {
-  uint32_t low = 0, high = p.n;
-  while (high - low > 1) {
-    const uint32_t middle = (low + high) / 2;
-    if (p.first[middle] <= blockIdx.x)
-      low = middle;
-    else
-      high = middle;
-  }
-  *part = blockIdx.x - p.first[low];
-  return p.tensors[low];
+  return p.tensors[omc_entry_of_block(p.first, p.n, part)];
 }
 
 /* fn(run) for what a thread takes of the block's part. */

@@ -82,6 +82,41 @@ def test_joining_and_repeating(gpu: Gpu, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("inner", [1, 8, 700])  # units of all sizes; more than a block of some parts
+def test_many_parts_are_joined_by_few_launches(gpu: Gpu, dtype: torch.dtype, axis: int, inner: int) -> None:
+    lengths = [(3 * i) % 5 for i in range(60)]  # none, of some
+    parts = [
+        numbers(*(n if d == axis else s for d, s in enumerate((2, 3, inner))), dtype=dtype, seed=i)
+        for i, n in enumerate(lengths)
+    ]
+    before = gpu.counted().launches
+    call = f"Concat({', '.join(f'%x{i}' for i in range(60))}) {{axis={axis}}}"
+    whole = assert_as_on_the_cpu(gpu, node(call, parts), parts)
+    assert torch.equal(whole, torch.cat(parts, axis))
+    assert gpu.counted().launches == before + 2
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axis: int) -> None:
+    x, lengths = numbers(67, 67, 67, dtype=dtype), [(3 * i) % 5 for i in range(33)] + [3]
+    outputs = ", ".join(f"%y{i}" for i in range(len(lengths)))
+    text = "\n".join(
+        [
+            f"input %x : {DTYPE_TEXT[dtype]}[67,67,67]",
+            f"const %n : i64[{len(lengths)}] = {lengths}",
+            f"{outputs} = Split(%x, %n) {{axis={axis}}}",
+            f"return {outputs}\n",
+        ]
+    )
+    before = gpu.counted().launches
+    for got, want in zip(gpu.forward(text, [x], outputs=len(lengths)), x.split(lengths, axis), strict=True):
+        assert torch.equal(got, want)
+    assert gpu.counted().launches == before + 1
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
 @pytest.mark.parametrize(("k", "upper"), [(0, 1), (-3, 0), (100, 1), (-100, 1)])
 def test_triangles(gpu: Gpu, dtype: torch.dtype, k: int, upper: int) -> None:
     x = numbers(2, 19, 33, dtype=dtype)
@@ -105,7 +140,7 @@ def test_a_constant_too_large_to_be_kept(gpu: Gpu, dtype: torch.dtype) -> None:
     constants = f"const %n : i64[1] = [{n}]\n%c = ConstantOfShape(%n) {{value=3, dtype={onnx[dtype]}}}"
     x, before = torch.zeros(3, dtype=dtype), gpu.counted().launches
     assert_as_on_the_cpu(gpu, node("Concat(%x0, %c) {axis=0}", [x], constants), [x])
-    assert gpu.counted().launches == before + 3
+    assert gpu.counted().launches == before + 2
 
 
 # ---- by index ----
