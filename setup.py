@@ -14,6 +14,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,9 @@ from typing import ClassVar
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
+
+if not sys.platform.startswith("linux"):
+    raise SystemExit(f"ortmodule_c is built on Linux alone, and this is {sys.platform}: see docs/install.md")
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")

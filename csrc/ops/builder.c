@@ -123,7 +123,7 @@ static omc_value *new_const(omc_builder *b, const omc_type *type, void **data) {
   return v;
 }
 
-static omc_value *scalar_of(omc_builder *b, omc_dtype dtype, double x) {
+omc_value *omc_number(omc_builder *b, omc_dtype dtype, double x) {
   const omc_type type = {dtype, {0, {0}}};
   void *data;
   omc_value *v = new_const(b, &type, &data);
@@ -132,7 +132,7 @@ static omc_value *scalar_of(omc_builder *b, omc_dtype dtype, double x) {
 }
 
 omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x) {
-  return given(b, like, "a scalar") ? scalar_of(b, like->type.dtype, x) : NULL;
+  return given(b, like, "a scalar") ? omc_number(b, like->type.dtype, x) : NULL;
 }
 
 omc_value *omc_ints(omc_builder *b, const int64_t *dims, int32_t n) {
@@ -144,7 +144,7 @@ omc_value *omc_ints(omc_builder *b, const int64_t *dims, int32_t n) {
 }
 
 omc_value *omc_zeros(omc_builder *b, const omc_type *type) {
-  return omc_expand(b, scalar_of(b, type->dtype, 0), &type->shape);
+  return omc_expand(b, omc_number(b, type->dtype, 0), &type->shape);
 }
 
 omc_value *omc_reshape(omc_builder *b, omc_value *x, const omc_shape *shape) {

@@ -47,9 +47,12 @@ omc_status omc_set_attr(omc_graph *g, omc_node *node, omc_attr attr) OMC_MUST_US
 omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,
                        double alpha, omc_value *bias);
 
-/* Constants: a 0-d scalar of `like`'s dtype; a 1-d int64 list; n zeros of a type. */
+/* Constants: a 0-d number of a dtype; one of `like`'s; a 1-d int64 list. */
+omc_value *omc_number(omc_builder *b, omc_dtype dtype, double x);
 omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x);
 omc_value *omc_ints(omc_builder *b, const int64_t *dims, int32_t n);
+
+/* Zeros of a type: one, repeated. */
 omc_value *omc_zeros(omc_builder *b, const omc_type *type);
 
 /* x viewed with another shape of as many elements; x itself if the shape is the same. */

@@ -76,6 +76,12 @@ static omc_status grad_sum(omc_grad *g) {
   return g->b.status;
 }
 
+/* x / y, both computed in and rounded once, as the number of many elements is no bf16 and no f16.
+ */
+static omc_value *wide_quotient(omc_builder *b, omc_value *x, omc_value *y) {
+  return omc_cast(b, omc_binary(b, OMC_OP_Div, omc_cast(b, x, y->type.dtype), y), x->type.dtype);
+}
+
 static omc_status grad_mean(omc_grad *g) {
   const omc_shape *x = omc_in_shape(g->node, 0);
   reduction r;
@@ -83,8 +89,9 @@ static omc_status grad_mean(omc_grad *g) {
   int64_t count = 1;
   for (int32_t i = 0; i < r.n; i++) count *= x->dims[r.axes[i]];
   omc_value *dy = omc_reshape(&g->b, g->grad_out[0], &r.kept);
-  dy = omc_binary(&g->b, OMC_OP_Mul, dy, omc_scalar(&g->b, dy, 1.0 / (double)count));
-  g->grad_in[0] = omc_expand(&g->b, dy, x);
+  if (!dy) return g->b.status;
+  omc_value *n = omc_number(&g->b, omc_dtype_acc(dy->type.dtype), (double)count);
+  g->grad_in[0] = omc_expand(&g->b, wide_quotient(&g->b, dy, n), x);
   return g->b.status;
 }
 
@@ -100,10 +107,10 @@ static omc_status grad_extreme(omc_grad *g) {
   omc_value *is_hit = omc_binary(b, OMC_OP_Equal, x, y);
   if (omc_node_int(g->node, "nan_ties"))
     is_hit = omc_binary(b, OMC_OP_Or, is_hit, omc_unary(b, OMC_OP_IsNaN, x));
-  omc_value *hit = omc_cast(b, is_hit, x->type.dtype);
-  omc_value *share = omc_binary(b, OMC_OP_Div, omc_reshape(b, g->grad_out[0], &r.kept),
-                                omc_reduce_sum(b, hit, r.axes, r.n, true));
-  g->grad_in[0] = omc_binary(b, OMC_OP_Mul, hit, share);
+  omc_value *hits = omc_cast(b, is_hit, omc_dtype_acc(x->type.dtype));
+  hits = omc_reduce_sum(b, hits, r.axes, r.n, true);
+  omc_value *share = wide_quotient(b, omc_reshape(b, g->grad_out[0], &r.kept), hits);
+  g->grad_in[0] = omc_binary(b, OMC_OP_Mul, omc_cast(b, is_hit, x->type.dtype), share);
   return b->status;
 }
 

@@ -7,8 +7,6 @@
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-static bool has_one_use(const omc_value *v) { return v->uses && !v->uses->next; }
-
 /* Whether v is put together along an axis. */
 static bool is_concat(const omc_value *v, int32_t axis) {
   const omc_node *node = v->producer;
@@ -64,7 +62,8 @@ static omc_value *stretch_of(omc_builder *b, omc_value *x, omc_stretch s) {
 static omc_value *slice_slice(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
   omc_stretch s, of;
-  if (!is_sliced(m->capture[0], &s) || !is_sliced(x, &of) || of.axis != s.axis || !has_one_use(x))
+  if (!is_sliced(m->capture[0], &s) || !is_sliced(x, &of) || of.axis != s.axis ||
+      !omc_has_one_use(x))
     return NULL;
   return stretch_of(m->b, x, s);
 }
@@ -84,7 +83,7 @@ static omc_value *part_at(const omc_node *concat, int32_t axis, int64_t at, int6
 static bool is_taken_apart(const omc_value *v) {
   uint32_t slices = 0;
   omc_stretch s;
-  for (const omc_use *u = v->uses; u; u = u->next, slices++)
+  for (const omc_use *u = v->uses; u && slices <= 2; u = u->next, slices++)
     if (u->node->op != OMC_OP_Slice || u->index != 0 || !is_sliced(u->node->out[0], &s))
       return false;
   return slices <= 2;
@@ -133,7 +132,7 @@ static omc_value *gather_concat(omc_match *m) {
 /* Whether part i is itself put together along the axis, for nobody else. */
 static bool is_joined(const omc_node *root, uint32_t i, int32_t axis) {
   const omc_value *part = omc_in(root, i);
-  return is_concat(part, axis) && has_one_use(part);
+  return is_concat(part, axis) && omc_has_one_use(part);
 }
 
 static omc_value *concat_concat(omc_match *m) {

@@ -7,7 +7,7 @@
 #define MIB ((size_t)1 << 20)
 #define MOST_OF_NODE (64 * MIB)
 #define MOST_OF_SCRATCH (256 * MIB)
-#define MOST_KEPT (1 * MIB) /* in one graph, not counting what is tiny */
+#define MOST_KEPT (1 * MIB) /* in one graph; what is tiny is kept beyond that */
 enum {
   SMALL = 4096,  /* bytes */
   TINY = 128,    /* no shape is larger */
@@ -184,22 +184,22 @@ static omc_status settle_input(omc_graph *g, omc_node *node, uint32_t i, omc_nod
 }
 
 /* What only the backwards read is computed in theirs if there is one, else once in forward. */
-omc_status omc_settle(omc_graph *g) {
-  bool changed = false;
+omc_status omc_settle(omc_graph *g, bool *changed) {
+  *changed = false;
   omc_node *node = g->first;
   for (; node && node->phase == OMC_FORWARD; node = node->next)
     for (uint32_t i = 0; i < node->n_in; i++)
-      OMC_TRY(settle_input(g, node, i, node, OMC_FORWARD, &changed));
+      OMC_TRY(settle_input(g, node, i, node, OMC_FORWARD, changed));
   omc_node *const backward = node;
   for (uint32_t r = 0; r < g->n_outputs; r++)
-    OMC_TRY(settle_input(g, g->result, r, backward, OMC_FORWARD, &changed));
+    OMC_TRY(settle_input(g, g->result, r, backward, OMC_FORWARD, changed));
   const bool one = omc_n_backwards(g) <= 1;
   const omc_phase phase = one ? OMC_BACKWARD : OMC_FORWARD;
   for (; node; node = node->next)
     for (uint32_t i = 0; i < node->n_in; i++)
-      OMC_TRY(settle_input(g, node, i, one ? node : backward, phase, &changed));
+      OMC_TRY(settle_input(g, node, i, one ? node : backward, phase, changed));
   for (uint32_t r = g->n_outputs; r < g->result->n_in; r++)
-    OMC_TRY(settle_input(g, g->result, r, one ? NULL : backward, phase, &changed));
+    OMC_TRY(settle_input(g, g->result, r, one ? NULL : backward, phase, changed));
   omc_arena_deinit(&g->scratch);
-  return changed ? omc_canonicalize(g) : OMC_OK;
+  return OMC_OK;
 }

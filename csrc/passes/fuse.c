@@ -165,17 +165,22 @@ static void merge_with_producers(clusters *s, uint32_t i) {
   }
 }
 
+static bool reads(const omc_node *node, const omc_value *v) {
+  for (uint32_t k = 0; k < node->n_in; k++)
+    if (omc_in(node, k) == v) return true;
+  return false;
+}
+
 /* Merges with earlier readers of the same values: each value is then loaded once. */
 static void merge_with_siblings(clusters *s, uint32_t i) {
   const omc_node *node = s->node[i];
+  const uint32_t first = i > NEIGHBOURS ? i - NEIGHBOURS : 0;
   for (uint32_t k = 0; k < node->n_in; k++) {
     const omc_value *v = omc_in(node, k);
     if (!v || !omc_shape_equal(&v->type.shape, &node->out[0]->type.shape)) continue;
-    for (const omc_use *u = v->uses; u; u = u->next) {
-      const uint32_t other = position(s, u->node);
-      if (other < i && i - other <= NEIGHBOURS && s->fits[other])
+    for (uint32_t other = first; other < i; other++)
+      if (s->fits[other] && reads(s->node[other], v))
         try_merge(s, s->cluster[other], s->cluster[i]);
-    }
   }
 }
 

@@ -68,7 +68,7 @@ static omc_value *cast_matmul(omc_match *m) {
 static bool is_norm_read_once(const omc_value *v) {
   const omc_node *node = v->producer;
   return node && (node->op == OMC_OP_LayerNormalization || node->op == OMC_OP_RmsNorm) &&
-         v->index == 0 && v->uses && !v->uses->next;
+         v->index == 0 && omc_has_one_use(v);
 }
 
 /* Captures 1: what an elementwise op or a norm computes, viewed before it is cast. Cast before it
@@ -103,8 +103,6 @@ static omc_value *norm_grad_cast(omc_match *m) {
   return m->capture[0];
 }
 
-#define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
-
 static const omc_rule rules[] = {
     {"detach", OMC_EXACT, OMC_P_OP(Detach, 0, OMC_P_ANY(1)), omc_match_identity},
     {"with_gradient_of", OMC_EXACT, OMC_P_OP(WithGradientOf, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
@@ -119,8 +117,8 @@ static const omc_rule rules[] = {
     {"layer_norm_grad_cast", OMC_EXACT, OMC_P_NODE(LayerNormGrad, 0), norm_grad_cast},
     {"rms_norm_grad_cast", OMC_EXACT, OMC_P_NODE(RmsNormGrad, 0), norm_grad_cast},
     {"cast_matmul", OMC_UNROUNDED,
-     OMC_P_EITHER(OMC_P_OP(Cast, 0, PRODUCT),
-                  OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(2)))),
+     OMC_P_EITHER(OMC_P_OP(Cast, 0, OMC_P_PRODUCT(1)),
+                  OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_PRODUCT(1), OMC_P_ANY(2)))),
      cast_matmul},
 };
 

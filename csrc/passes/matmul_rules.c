@@ -63,8 +63,12 @@ static omc_value *transpose_matmul(omc_match *m) {
   return build_product(m->b, &swapped);
 }
 
+/* Of 16 bits the product is rounded before anything else is done to it. */
+static bool is_rounded(const omc_value *y) { return omc_dtype_acc(y->type.dtype) != y->type.dtype; }
+
 /* Captures 1: the product; 2: what is added to it, maybe after a Reshape that keeps the columns. */
 static omc_value *matmul_bias(omc_match *m) {
+  if (is_rounded(m->capture[1])) return NULL;
   product p = read_product(m->capture[1]->producer);
   const omc_shape *shape = &m->capture[0]->type.shape, *inner = &m->capture[1]->type.shape;
   const omc_shape *bias = &m->capture[2]->type.shape;
@@ -79,6 +83,7 @@ static omc_value *matmul_bias(omc_match *m) {
 }
 
 static omc_value *matmul_alpha(omc_match *m) {
+  if (is_rounded(m->capture[1])) return NULL;
   product p = read_product(m->capture[1]->producer);
   const omc_value *factor = m->capture[2];
   if (!are_matrices(&p) || p.bias || omc_shape_numel(&factor->type.shape) != 1 ||
@@ -131,7 +136,7 @@ static omc_value *grouped_transpose(omc_match *m) {
   return omc_nary(m->b, OMC_OP_GroupedMatMul, 3, in, 1, &attr);
 }
 
-#define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
+#define PRODUCT OMC_P_PRODUCT(1)
 #define PRODUCT_OR_VIEW OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3)))
 #define LOGITS                                                      \
   OMC_P_EITHER(PRODUCT_OR_VIEW, OMC_P_OP(Cast, 0, PRODUCT_OR_VIEW), \

@@ -24,15 +24,16 @@ omc_status omc_infer_node(omc_node *node, const omc_callbacks *callbacks,
  * in the arena of a run, while they are needed, and not in every plan.
  *
  * Replaces a typed node by constants if its inputs are constants or only their shapes matter.
- * Random ops and callbacks are left alone, and so is what is above 64 MiB, or would bring the
- * graph's scratch arena above 256 MiB. The node may be gone afterwards. */
+ * Random ops and callbacks are left alone, and so is what is above 64 MiB, would bring the graph's
+ * scratch arena above 256 MiB, or comes of a thousand large constants, each of the one before. The
+ * node may be gone afterwards. */
 omc_status omc_fold_node(omc_graph *g, omc_node *node) OMC_MUST_USE;
 omc_status omc_fold(omc_graph *g) OMC_MUST_USE; /* all of them */
 
 /* After the last pass that looks at constants: those above 4 KiB, or beyond 1 MiB in all, that
  * folding has made become the nodes again that compute them, unless a shape rule has read them;
- * graph->scratch is empty afterwards. */
-omc_status omc_settle(omc_graph *g) OMC_MUST_USE;
+ * *changed: some did. graph->scratch is empty afterwards. */
+omc_status omc_settle(omc_graph *g, bool *changed) OMC_MUST_USE;
 
 /* Rules that make forms canonical and remove identities. */
 omc_status omc_canonicalize(omc_graph *g) OMC_MUST_USE;

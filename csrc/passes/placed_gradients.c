@@ -15,12 +15,11 @@ typedef struct summand {
 
 static omc_value *value_of(summand s) { return omc_in(s.node, s.index); }
 
-static bool has_one_use(const omc_value *v) { return v->uses && !v->uses->next; }
-
 /* Whether v is the sum of further summands. */
 static bool is_sum(const omc_value *v, const omc_value *root) {
   const omc_node *node = v->producer;
-  return node && node->op == OMC_OP_Add && omc_type_equal(&v->type, &root->type) && has_one_use(v);
+  return node && node->op == OMC_OP_Add && omc_type_equal(&v->type, &root->type) &&
+         omc_has_one_use(v);
 }
 
 static summand first_of(summand s, const omc_node *root) {
@@ -59,10 +58,10 @@ static bool adds_by_index(omc_op_id op) {
 static gradient gradient_of(omc_value *v, const omc_value *sum) {
   gradient g = {.value = v, .before = -1, .after = -1};
   const omc_node *node = v->producer;
-  if (!node || !has_one_use(v) || !omc_type_equal(&v->type, &sum->type)) return g;
-  const bool widens = node->op == OMC_OP_Cast;
-  if (widens) {
-    if (!has_one_use(omc_in(node, 0))) return g;
+  if (!node || !omc_has_one_use(v) || !omc_type_equal(&v->type, &sum->type)) return g;
+  const bool is_cast = node->op == OMC_OP_Cast;
+  if (is_cast) {
+    if (!omc_has_one_use(omc_in(node, 0))) return g;
     node = omc_in(node, 0)->producer;
   }
   const omc_shape *shape = &sum->type.shape;
@@ -70,7 +69,7 @@ static gradient gradient_of(omc_value *v, const omc_value *sum) {
     g.dy = omc_in(node, 0);
   if (!node || !adds_by_index(node->op) || omc_in(node, 2)) return g;
   if (node->op == OMC_OP_GatherGrad && omc_is_row(node, shape, &g.at)) g.dy = omc_in(node, 0);
-  if (!widens || omc_shape_numel(&omc_in(node, 1)->type.shape) <= 1) g.pick = node;
+  if (!is_cast || omc_shape_numel(&omc_in(node, 1)->type.shape) <= 1) g.pick = node;
   return g;
 }
 
@@ -154,7 +153,7 @@ omc_value *omc_place_gradients(omc_match *m) {
   const omc_node *root = m->root;
   omc_value *const sum = m->capture[0];
   omc_builder *b = m->b;
-  if (has_one_use(sum) && sum->uses->node->op == OMC_OP_Add &&
+  if (omc_has_one_use(sum) && sum->uses->node->op == OMC_OP_Add &&
       omc_type_equal(&sum->uses->node->out[0]->type, &sum->type))
     return NULL; /* a part of another */
   int32_t n = 0, placed = 0;

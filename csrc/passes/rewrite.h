@@ -23,7 +23,7 @@ typedef struct omc_pat {
   const struct omc_pat *const *in; /* EITHER: the alternatives */
 } omc_pat;
 
-/* Forms for writing patterns as static data; see passes/canonicalize.c. */
+/* Forms for writing patterns as static data; see the tables at the ends of the files of rules. */
 #define OMC_P_LIST_(...)                                                     \
   .n_in = sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), \
   .in = (const omc_pat *const[]) {                                           \
@@ -42,6 +42,8 @@ typedef struct omc_pat {
   (&(const omc_pat){OMC_P_OP_(op_, cap, .halves = true, OMC_P_LIST_(__VA_ARGS__))})
 #define OMC_P_NODE(op_, cap) (&(const omc_pat){OMC_P_OP_(op_, cap, .n_in = 0)})
 #define OMC_P_EITHER(...) (&(const omc_pat){.kind = OMC_PAT_EITHER, OMC_P_LIST_(__VA_ARGS__)})
+/* A product of either form. */
+#define OMC_P_PRODUCT(cap) OMC_P_EITHER(OMC_P_NODE(MatMul, cap), OMC_P_NODE(FusedMatMul, cap))
 
 typedef struct omc_match {
   omc_builder *b; /* inserts before the root */
@@ -100,6 +102,8 @@ const omc_rule *omc_rule_find(const char *name);
 
 /* The rewrite of identities: capture 1 if it has the root's type, else NULL. */
 omc_value *omc_match_identity(omc_match *m);
+
+static inline bool omc_has_one_use(const omc_value *v) { return v->uses && !v->uses->next; }
 
 /* From `start` to before `end` along one axis, and not all of it. */
 typedef struct omc_stretch {

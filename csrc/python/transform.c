@@ -70,7 +70,10 @@ static omc_status parse_stage(request *r) {
 static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
 static omc_status canonicalize_stage(request *r) { return omc_canonicalize(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
-static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
+static omc_status settle_stage(request *r) {
+  bool changed;
+  return omc_settle(r->graph, &changed);
+}
 static omc_status save_stage(request *r) { return omc_save_overwritten(r->graph); }
 static omc_status trim_stage(request *r) {
   omc_trim(r->graph);

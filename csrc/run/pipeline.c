@@ -15,6 +15,7 @@ typedef struct building {
   omc_constants_taken *constants;
   omc_graph *graph; /* NULL before the first stage, and once the plan has it */
   omc_plan *plan;
+  bool settled; /* something */
 } building;
 
 static omc_status specialize(building *b) {
@@ -24,7 +25,10 @@ static omc_status specialize(building *b) {
 static omc_status canonicalize(building *b) { return omc_canonicalize(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
-static omc_status settle(building *b) { return omc_settle(b->graph); }
+static omc_status settle(building *b) { return omc_settle(b->graph, &b->settled); }
+static omc_status canonicalize_settled(building *b) {
+  return b->settled ? omc_canonicalize(b->graph) : OMC_OK;
+}
 static omc_status save(building *b) { return omc_save_overwritten(b->graph); }
 static omc_status trim(building *b) {
   omc_trim(b->graph);
@@ -78,6 +82,8 @@ static const struct stage {
      offsetof(omc_session_stats, canonicalize_seconds)},
     {"cse-joint", cse, true, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"settle", settle, false, false, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"canonicalize-settled", canonicalize_settled, false, true,
+     offsetof(omc_session_stats, canonicalize_seconds)},
     {"channels-last", lay_out, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"reuse", reuse, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"widen-again", widen_again, true, true, offsetof(omc_session_stats, fuse_seconds)},
@@ -146,7 +152,7 @@ static omc_status apply_stages(building *b, omc_session_stats *stats) {
 omc_status omc_build_plan(omc_shared *shared, const omc_signature *signature,
                           const omc_budget *budget, omc_constants_taken *constants,
                           omc_session_stats *stats, omc_plan **out) {
-  building b = {shared, signature, budget, constants, NULL, NULL};
+  building b = {.shared = shared, .signature = signature, .budget = budget, .constants = constants};
   const omc_status status = apply_stages(&b, stats);
   if (status == OMC_OK) {
     *out = b.plan;

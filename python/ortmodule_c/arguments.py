@@ -1,13 +1,15 @@
 """How a call meets the parameters of a forward: names of its arguments, and one form for the ways to write it."""
 
 import inspect
+import operator
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from .flatten import Spec, first_difference, leaf_paths, numbers
+from .flatten import Spec, first_difference, leaf_paths, numbers_by_path
 from .unread import Reads, reads
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,7 +27,7 @@ class Arguments:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._forward: Any = None  # the one that was looked at
+        self._looked_at: Sequence[Any] = ()  # what the rest follows from
         self._names: list[str] = []
         self._movable: list[str | None] = []
         self._keywords: list[str] = []
@@ -85,7 +87,7 @@ class Arguments:
 
     def numbers(self, spec: Spec) -> list[str]:
         """Where each number of a described call lies."""
-        return [f"argument {path}" for name, child in self._named(spec) for path, _ in numbers(child, name)]
+        return [f"argument {path}" for name, child in self._named(spec) for path, _ in numbers_by_path(child, name)]
 
     def difference(self, a: Spec, b: Spec) -> str | None:
         """Where two described calls first differ; None if it is in which arguments are given at all."""
@@ -104,11 +106,12 @@ class Arguments:
         return [*zip(names, positional[-1], strict=True), *zip(keywords[-2], keywords[-1], strict=True)]
 
     def _look(self) -> None:
-        """Read the signature of the forward, once."""
+        """Read the signature of the forward and its code, once."""
         forward = self._module.forward
-        function = getattr(forward, "__func__", forward)
-        if function is self._forward:
+        sources = sources_of(forward)
+        if are_same(sources, self._looked_at):
             return
+        function = sources[0]
         try:
             parameters = list(inspect.signature(forward).parameters.values())
         except (TypeError, ValueError):
@@ -122,4 +125,25 @@ class Arguments:
         self._rest = self._more or "args"
         self._others = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
         self._reads = reads(function.__code__) if plain and function is not forward else None
-        self._forward = function
+        self._looked_at = sources
+
+
+def sources_of(forward: Any) -> tuple[Any, ...]:
+    """The function of a forward, and what its signature and its code follow from.
+
+    A function stays the same object while its parts are exchanged, as by a reload of its module in a notebook.
+    """
+    function = getattr(forward, "__func__", forward)
+    found: tuple[Any, ...] = ()
+    while isinstance(function, types.FunctionType) and function not in found:
+        found += (function, function.__code__, function.__defaults__, function.__kwdefaults__)
+        if not function.__dict__:
+            return found
+        found += (function.__dict__.get("__signature__"),)
+        function = function.__dict__.get("__wrapped__")
+    return (*found, function)
+
+
+def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether these are the same objects: default values may have an equality of their own."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))

@@ -17,6 +17,7 @@ from .errors import NotExportable
 from .lowering.to_text import to_text
 from .optim.fused import FusedOptimizer
 from .ortmodule import ORTModule
+from .replacing import replacing
 from .terms import Precision, Terms
 from .whole import DynamicAxes, Example, WholeGraph, unknown_argument, whole_graph
 
@@ -42,7 +43,7 @@ def save(
     Parameters
     ----------
     path
-        The file.
+        The file; one that is there is replaced once all is written.
     model
         The module, on the CPU; left as it was. An :class:`ortmodule_c.ORTModule` has said `precision` and `outputs`.
     example
@@ -91,7 +92,8 @@ def save(
     if mistake:
         raise ValueError(mistake)
     apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    save_file(apart, path, texts)
+    with replacing(Path(path).resolve()) as made:
+        save_file(apart, made, texts)
 
 
 def load_state_dict(path: str | Path) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from .flatten import Given, Spec, with_numbers
+from .flatten import Spec, StandIn, with_numbers
 from .guards.held import Attribute, Opened
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
@@ -72,6 +72,6 @@ def standing_in(attributes: Sequence[Attribute], symbols: Sequence[Any]) -> Iter
         yield
     finally:
         for a, value, opened in zip(attributes, before, instead, strict=True):
-            if isinstance(a.now, (Opened, Given)):
+            if isinstance(a.now, (Opened, StandIn)):
                 a.state[a.name] = value
             opened.symbol = None  # others may have copied it

@@ -56,6 +56,13 @@ def encoded(t: Tensor) -> Tensor:
     return t.view(CARRIERS[t.dtype]) if t.dtype in CARRIERS else t
 
 
+def row_major(t: Tensor) -> Tensor:
+    """The same with its elements in row-major order, none of which waits for its sign."""
+    if t.dtype in CARRIERS:
+        return encoded(t.detach()).contiguous()
+    return t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous()
+
+
 def decoded(t: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor of that dtype which the core holds as `t`, in the same memory."""
     if dtype.is_complex:

@@ -42,7 +42,7 @@ _LEAVES = ("tensor", "size", "real")
 _OPENED = {"plain": int, "packed": float}  # numbers that a graph may leave open
 
 
-class Given:
+class StandIn:
     """What stands for a number of Python's in a trace, so that a graph may take another one.
 
     Attributes
@@ -92,12 +92,12 @@ def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     return [p for inner, child in _children(spec, path) for p in leaf_paths(child, inner)]
 
 
-def numbers(spec: Spec, path: str = "") -> list[tuple[str, Any]]:
+def numbers_by_path(spec: Spec, path: str = "") -> list[tuple[str, Any]]:
     """Where the numbers lie in the nest, and which they are."""
     if spec[1:2] == (_OPENED.get(spec[0]),):
         return [(path, pickle.loads(spec[2]) if spec[0] == "packed" else spec[2])]
     children = _children(spec, path) if spec[0] != "sequence" or spec[1] not in (slice, range) else []
-    return [n for inner, child in children for n in numbers(child, inner)]
+    return [n for inner, child in children for n in numbers_by_path(child, inner)]
 
 
 def with_numbers(spec: Spec, values: Iterator[Any]) -> Spec:
@@ -152,7 +152,7 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
         return _TENSOR
     cls = type(value)
     if cls not in _CONTAINERS:
-        if isinstance(value, Given):
+        if isinstance(value, StandIn):
             leaves.append(value)
             return (value.kind,)
         if isinstance(value, torch.SymInt):
@@ -276,5 +276,3 @@ _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "mapping": _mapping,
     "object": _object,
 }
-
-__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "plain_leaves", "unflatten"]

@@ -18,7 +18,7 @@ from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .budget import Budget
 from .coming import NOTHING, Coming, Computed, Given, Gradients, Uses, as_it_is
-from .dtypes import CARRIERS, decoded, encoded
+from .dtypes import CARRIERS, decoded, row_major
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
@@ -364,7 +364,7 @@ class Call:
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
         self.dense = [
-            t if t.is_contiguous() and not t.is_neg() and t.dtype not in CARRIERS else _dense(t) for t in self.inputs
+            t if t.is_contiguous() and not t.is_neg() and t.dtype not in CARRIERS else row_major(t) for t in self.inputs
         ]
 
     def plan_for(self, out_grads: Sequence[Mask], retain_graph: bool = False) -> None:
@@ -428,7 +428,7 @@ class Call:
         call.packed, call.inputs, call.dense = packed, list(self.inputs), list(self.dense)
         call.versions = list(self.versions)
         for i, t in zip(self.stowed, saved, strict=False):
-            call.inputs[i], call.dense[i], call.versions[i] = t, _dense(t), t._version
+            call.inputs[i], call.dense[i], call.versions[i] = t, row_major(t), t._version
         call.outputs = dict(zip(self.outputs, saved[len(self.stowed) :], strict=True))
         call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
@@ -468,7 +468,7 @@ class Call:
         runner.habits.note(mask, keep or self.begun)
         freed = self.freed | runner.freed(mask)
         is_left = keep or runner.leaves(freed)
-        given = [*[None if g is None else _dense(g) for g in grads], *[None] * len(runner.updates)]
+        given = [*[None if g is None else row_major(g) for g in grads], *[None] * len(runner.updates)]
         results: Computed | Coming
         if self.together is not None and not others_follow and mask in self.plan.out_grads:
             results = Coming(opened, mask, given, is_left, asked)
@@ -579,10 +579,3 @@ def _overlaps(t: Tensor) -> bool:
             return True
         extent += (size - 1) * stride
     return False
-
-
-def _dense(t: Tensor) -> Tensor:
-    """The elements in row-major order, as they are and not as views with a pending sign, as the core holds them."""
-    if t.dtype in CARRIERS:
-        return encoded(t.detach()).contiguous()
-    return t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous()

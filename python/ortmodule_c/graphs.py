@@ -30,7 +30,7 @@ from .errors import (
     first_lines,
     of_the_machine,
 )
-from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
+from .flatten import Spec, flatten, numbers_by_path, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten
 from .lowering.lower import lower
@@ -142,7 +142,8 @@ class Graph:
         """The inputs that are computed of numbers, those of a described call among them; None if it is not for them."""
         if self.numbers is None:
             return []
-        return self.numbers.of([*[v for _, v in numbers(spec)], *[a.state.get(a.name) for a in self.attributes]])
+        values = [v for _, v in numbers_by_path(spec)]
+        return self.numbers.of([*values, *[a.state.get(a.name) for a in self.attributes]])
 
     def read_of(self, attributes: Sequence[Attribute], before: int) -> list[Attribute]:
         """The attributes behind so many numbers of calls; one of an object that it did not read is as it was then."""
@@ -274,7 +275,7 @@ class Graphs:
         """Export a graph that leaves open the numbers that change from call to call, if there are any and it can."""
         changing = self._changing.setdefault(bare(key), Changing())
         self._note_attributes(key)
-        values = [v for _, v in numbers(key[0])]
+        values = [v for _, v in numbers_by_path(key[0])]
         changing.see(values)
         while True:
             places = changing.changed()

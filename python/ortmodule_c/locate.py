@@ -21,7 +21,8 @@ from .function import Runner
 from .guards.held import scan
 from .lowering.lower import lower
 from .lowering.to_text import to_text
-from .masks import Masks
+from .masks import Masks, random_states, set_random_states
+from .process import tracing, tracing_alone
 from .stack import users_line_in
 from .terms import Terms
 
@@ -78,10 +79,10 @@ def locate(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor]
         Seed of the masks drawn on both sides, None if there are none; PyTorch's random state is such that the
         core would draw it.
     """
-    now = scan(module, None)
-    with terms.region(module):
-        captured = capture(module, terms, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
-    with quiet():
+    with tracing_alone(), quiet():
+        now = scan(module, None)
+        with terms.region(module):
+            captured = capture(module, terms, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
         captured.functionalise()
     return _Probe(captured, [*leaves, *now.parameters, *captured.outside, *now.buffers], seed).first_out()
 
@@ -91,7 +92,7 @@ def locate_in(runs: Sequence[Run]) -> Place | None:
     for run in runs:
         torch.set_rng_state(run.state)
         captured = run.capture()
-        with quiet():
+        with tracing, quiet():
             captured.functionalise()
         place = _Probe(captured, run.inputs, run.seed or None).first_out()
         if place is not None:
@@ -106,7 +107,7 @@ class _Probe:
         self._captured = captured
         self._inputs = inputs
         self._seed = seed
-        self._state = torch.get_rng_state()
+        self._states = random_states()
         graph_inputs, _ = captured.placeholders()
         self.inputs = {
             n: name for n, name in zip(graph_inputs, captured.names, strict=True) if n.meta["val"].requires_grad
@@ -181,13 +182,13 @@ class _Probe:
             )
 
     def _ours(self, captured: Captured, nodes: list[fx.Node]) -> Any:
-        torch.set_rng_state(self._state)
+        set_random_states(self._states)
         probes, inputs = self._given(nodes)
         runner = _runner(captured)
         return self._split(nodes, probes, inputs, runner.run(runner.prepare([*probes, *inputs])))
 
     def _eager(self, captured: Captured, nodes: list[fx.Node]) -> Any:
-        torch.set_rng_state(self._state)
+        set_random_states(self._states)
         probes, inputs = self._given(nodes)
         with Masks([(self._seed, 0)]) if self._seed is not None else contextlib.nullcontext():
             results = fx.Interpreter(captured.program.graph_module).run(*self._arguments(captured, [*probes, *inputs]))
@@ -214,12 +215,14 @@ class _Probe:
         wanted = [*probes, *[t for t in inputs if t.requires_grad]]
         if not roots:
             return values, {}
+        directions = [d.to(root.device) for d, root in zip(directions, roots, strict=True)]
         gradients = torch.autograd.grad(roots, wanted, directions, allow_unused=True)
         return values, {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
 
     def _given(self, nodes: list[fx.Node]) -> tuple[list[Tensor], list[Tensor]]:
         """Zeros for the probes, and the graph's inputs."""
-        probes = [torch.zeros(n.meta["val"].shape, dtype=n.meta["val"].dtype, requires_grad=True) for n in nodes]
+        vals = [n.meta["val"] for n in nodes]
+        probes = [torch.zeros(v.shape, dtype=v.dtype, device=v.device, requires_grad=True) for v in vals]
         return probes, [t.detach().clone().requires_grad_(t.requires_grad) for t in self._inputs]
 
 
@@ -271,7 +274,7 @@ def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
 
 
 def _runner(captured: Captured) -> Runner:
-    with quiet():
+    with tracing, quiet():
         lowered = lower(captured)
     text, constants = to_text(lowered.model)
     return Runner(_C.Session(text, constants, lowered.callbacks, provider=lowered.provider), lowered)

@@ -1,4 +1,4 @@
-"""Dropout in PyTorch by the masks that the C core draws, so that both sides drop the same elements."""
+"""Dropout in PyTorch by the masks that the C core draws, so that both sides drop the same elements; random states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ class Masks(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _kept(self, like: Tensor, p: float) -> Tensor:
-        """Which elements stay, as the C core draws it."""
+        """Which elements stay, as the C core draws it on any device."""
         self.again = self.again or torch._C._current_graph_task_id() >= 0
         while len(self._seeds) > 1 and self._drawn >= self._seeds[0][1]:
             del self._seeds[0]
@@ -55,4 +55,21 @@ class Masks(TorchDispatchMode):
         ones = torch.ones(like.numel(), dtype=torch.float32)
         plan = _C.Session(text, {}).plan([ones], [False], [False])
         (scaled,), _ = plan.forward([ones], self._seeds[0][0])
-        return (scaled != 0).reshape(like.shape)
+        return (scaled != 0).reshape(like.shape).to(like.device)
+
+
+def random_states() -> list[Tensor]:
+    """Of PyTorch's generators, that of the CPU first, then those of GPUs if there are any in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+
+
+def set_random_states(states: Sequence[Tensor]) -> None:
+    """Let PyTorch's generators go on from what :func:`random_states` gave."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether these are the same states."""
+    return all(map(torch.equal, some, others))

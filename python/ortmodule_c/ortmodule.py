@@ -23,15 +23,16 @@ from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError, 
 from .flatten import flatten_call
 from .guards.given import holds_array
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
+from .one_call import is_for_one_call
 from .options import DebugOptions, logger
-from .process import one_thread_after_fork, tracing, tracing_lock
+from .process import NOT_ALONE, one_thread_after_fork, tracing, tracing_lock
 from .profile import Profile
 from .report import FallbackRecord, FallbackReport
 from .signals import Interrupted, waiting
 from .stack import users_line
 from .stats import totals
 from .terms import Precision, Terms
-from .wrapper import OWN_PREFIX, SHARED, Wrapper
+from .wrapper import Wrapper
 
 if TYPE_CHECKING:
     from .dynamo.second_way import SecondWay
@@ -49,6 +50,7 @@ class _Attempt:
     made: bool = False  # the graph
     call: Call | None = None
     ran: bool = False  # the graph, and what it raised is of the values that it was given
+    odd: bool = False  # the call: why its graph does not take it says nothing of others
 
 
 class ORTModule(Wrapper):
@@ -59,7 +61,8 @@ class ORTModule(Wrapper):
     Parameters
     ----------
     module
-        The module to train. Parameters, buffers and submodules stay its own, under the same names.
+        The module to train. Parameters, buffers and submodules stay its own, under the same names. Of a wrapper it is
+        the module, with the wrapper's hooks, and its options where none are given.
     debug_options
         Logging, saved ONNX files, what to do about what cannot run here.
     precision
@@ -106,10 +109,16 @@ class ORTModule(Wrapper):
         memory_budget: MemoryBudget | None = None,
     ) -> None:
         terms = Terms.of(precision, outputs, memory_budget)
-        if isinstance(module, ORTModule):
-            terms = terms.over(module._ort_terms)
-            debug_options = module._ort_options if debug_options is None else debug_options
-            module = module.module
+        wrapper = module if isinstance(module, ORTModule) else None
+        if wrapper is not None:
+            if "forward" in vars(wrapper) or type(wrapper).forward not in (ORTModule.forward, type(self).forward):
+                raise ORTModuleError(
+                    "a wrapper with a forward of its own cannot be wrapped once more, as that forward runs on the "
+                    "terms of the wrapper that it is for; wrap its module"
+                )
+            terms = terms.over(wrapper._ort_terms)
+            debug_options = wrapper._ort_options if debug_options is None else debug_options
+            module = wrapper.module
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is a {type(module).__name__}, expected torch.nn.Module")
         if isinstance(module, nn.DataParallel):
@@ -119,6 +128,8 @@ class ORTModule(Wrapper):
         if _is_of_onnx(module):
             raise ORTModuleError("a module of an ONNX file runs in the C core by itself, without a wrapper")
         super().__init__(module)
+        if wrapper is not None:
+            self._ort_take_over(wrapper)
         options = debug_options if debug_options is not None else DebugOptions()
         if not isinstance(options, DebugOptions):
             raise TypeError(f"debug_options is a {type(options).__name__}, expected DebugOptions")
@@ -294,7 +305,7 @@ class ORTModule(Wrapper):
             result = self._ort_terms.result(self._ort_module, returned)
         else:
             result, whole = tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs), cause
-        if cause:
+        if cause and not attempt.odd:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo, isinstance(failure, TooManyGraphs))
         if whole and (cause or self._ort_whole[0], whole) != self._ort_whole:
             self._ort_whole = cause, whole
@@ -334,7 +345,7 @@ class ORTModule(Wrapper):
                 if attempt.graph is None:
                     if not alone:
                         attempt.key = None  # the next call may be alone
-                        raise NotRunnable("another thread runs a module, which may not see a trace, and does not end")
+                        raise NotRunnable(NOT_ALONE)
                     assert attempt.key is not None
                     attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)
                     attempt.computed = attempt.graph.computed(attempt.key[0])
@@ -342,7 +353,12 @@ class ORTModule(Wrapper):
         graph = attempt.graph
         if graph.runner is not None:
             assert attempt.computed is not None  # as it serves the call
-            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers, *attempt.computed])
+            inputs = [*leaves, *now.parameters, *graph.outside, *now.buffers, *attempt.computed]
+            try:
+                attempt.call = graph.prepare(inputs)
+            except Exception as error:
+                attempt.odd = is_for_one_call(graph.runner, error)
+                raise
 
     def _ort_find(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scan, list[Tensor]]:
         """Look for a graph for this call; the module as it is now, and the call's tensors."""
@@ -452,8 +468,7 @@ class ORTModule(Wrapper):
         return Profile(step for way in ways for runner in way.runners() for step in runner.profile())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {n: v for n, v in self.__dict__.items() if n not in SHARED and not n.startswith(OWN_PREFIX)}
-        return _wrapped, (type(self), self._ort_module, self._ort_options, self._ort_terms), state
+        return _wrapped, (type(self), self._ort_module, self._ort_options, self._ort_terms), self._ort_state()
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()

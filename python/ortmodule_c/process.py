@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+from .errors import NotRunnable
+from .signals import Interrupted, waiting
+
+NOT_ALONE = "another thread runs a module, which may not see a trace, and does not end"
 tracing_lock = threading.RLock()  # graphs are found in an instant, or made: see `tracing`; planning locks a session
 noting_lock = threading.Lock()  # of what is noted about calls, in microseconds; may be taken within the other
 _first_process = os.getpid()
@@ -36,14 +40,21 @@ class _Tracing:
     def __init__(self) -> None:
         self._patience = _PATIENCE
         self._wanted = False  # somebody may wait: a hint, looked into by who begins to run
+        self._alone = True  # whoever traces, or did last
 
     def __enter__(self) -> bool:
-        """Whether nobody else runs a module."""
+        """Whether nobody else runs a module, as far as their stacks tell."""
+        if tracing_lock._is_owned():  # type: ignore[attr-defined]
+            # Nobody has begun to run since; who would do so waits for the lock, and looks like one that runs.
+            alone = self._alone or not _is_any_other(_RUNS)
+            tracing_lock.acquire()
+            return alone
         waited = 0.0  # for runs; a trace takes the time that it takes
         while not self._locked_alone():
             if waited > self._patience:
                 self._patience = _IMPATIENCE
                 tracing_lock.acquire()
+                self._alone = False
                 return False
             self._wanted = True
             time.sleep(_PAUSE)
@@ -55,10 +66,11 @@ class _Tracing:
 
     def _locked_alone(self) -> bool:
         """Take the lock, unless others run; while this thread has it none begins to."""
-        alone = tracing_lock._is_owned()  # type: ignore[attr-defined]
         tracing_lock.acquire()
         try:
-            if alone or not _is_any_other(_RUNS):
+            self._alone = False  # to a handler of a signal, until it is known
+            self._alone = not _is_any_other(_RUNS)
+            if self._alone:
                 return True
         except BaseException:
             tracing_lock.release()
@@ -101,6 +113,25 @@ def _is_any_other(what: CodeType) -> bool:
 
 
 tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def tracing_alone() -> Iterator[None]:
+    """Within it this thread traces, and nobody else runs a module; signals wait, and their handlers raise as ever.
+
+    Raises
+    ------
+    NotRunnable
+        If others do not end what they run.
+    """
+    try:
+        with waiting(), tracing as alone:
+            if not alone:
+                raise NotRunnable(NOT_ALONE)
+            yield
+    except Interrupted as interrupt:
+        raise interrupt.error from None
+
 
 # A thread that holds a lock would be missing in the child. Before a fork, the one that is registered last comes first.
 for _lock in (noting_lock, tracing_lock):

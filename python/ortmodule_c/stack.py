@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -16,11 +16,23 @@ import torch
 
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 AS_PYTORCH = ("einops", "einx")
-_SPECS = filter(None, map(importlib.util.find_spec, AS_PYTORCH))
-_FILES = (__file__, torch.__file__, *(spec.origin for spec in _SPECS if spec.origin))
-LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in _FILES)
-PACKAGES = os.sep + "site-packages" + os.sep
-STANDARD = str(Path(os.__file__).parent) + os.sep
+
+
+def code_of(*modules: str) -> Iterator[str]:
+    """What the names of the files of these modules begin with, of those that are installed."""
+    for spec in filter(None, map(importlib.util.find_spec, modules)):
+        if spec.origin:
+            yield spec.origin if spec.submodule_search_locations is None else str(Path(spec.origin).parent) + os.sep
+
+
+LIBRARIES = (*(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__)), *code_of(*AS_PYTORCH))
+_STANDARD = str(Path(os.__file__).parent) + os.sep
+
+
+def is_standard(filename: str) -> bool:
+    """Whether it is of Python's own library, in whose folder others may be installed."""
+    first = filename.removeprefix(_STANDARD).split(os.sep, 1)[0]
+    return filename.startswith(_STANDARD) and first.removesuffix(".py") in sys.stdlib_module_names
 
 
 def is_users(frame: FrameType) -> bool:
@@ -78,5 +90,4 @@ def _innermost(frames: Iterable[tuple[str, object]]) -> str:
 
 
 def _is_librarys(filename: str) -> bool:
-    standard = filename.startswith(STANDARD) and PACKAGES not in filename
-    return standard or filename.startswith((*LIBRARIES, "<"))
+    return is_standard(filename) or filename.startswith((*LIBRARIES, "<"))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .budget import UNBOUNDED, Budget, MemoryBudget
+from .capture import autocast_region
 from .errors import NotRunnable
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -68,12 +69,19 @@ class Terms:
         )
 
     def region(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """The region of autocast that `module` runs in, if it has one of its own."""
+        """The region of autocast that `module` runs in, if it has one of its own.
+
+        That of the device of its tensors. Without any it runs where its arguments are, and the region is of all
+        devices.
+        """
         if self.precision is None:
             return nullcontext()
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
-        device = "cpu" if first is None else first.device.type
-        return torch.autocast(device, _AUTOCAST.get(self.precision), enabled=self.precision in _AUTOCAST)
+        in_use = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+        devices = in_use if first is None else (first.device.type,)
+        to = _AUTOCAST.get(self.precision)
+        region = tuple([(d, to or torch.get_autocast_dtype(d), to is not None) for d in devices])
+        return autocast_region.within(region, caches=True)
 
     def call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run a module in PyTorch."""

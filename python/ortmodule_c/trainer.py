@@ -11,15 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    Trainer,
-    TrainingArguments,
-)
-from transformers.trainer_pt_utils import LabelSmoother
-from transformers.training_args import OptimizerNames
+
+try:
+    import accelerate  # noqa: F401, without which there are trainers, but none that starts
+    from transformers import (
+        PreTrainedModel,
+        Seq2SeqTrainer,
+        Seq2SeqTrainingArguments,
+        Trainer,
+        TrainingArguments,
+    )
+    from transformers.trainer_pt_utils import LabelSmoother
+    from transformers.training_args import OptimizerNames
+except ImportError as error:
+    needed = 'ortmodule_c.trainer needs transformers and accelerate (pip install "ortmodule_c[trainer]")'
+    raise ImportError(f"{needed}: {error}") from error
 
 from .budget import Budget
 from .optim import FusedAdam

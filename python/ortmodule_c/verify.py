@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .capture import autocast_region
 from .distance import NEGLIGIBLE, backward_from, distance, infinities, largest, mismatches, rounding, widened
 from .dynamo.noted import noting
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards.held import Snapshot
-from .masks import Masks
+from .masks import Masks, are_alike, random_states, set_random_states
 from .ortmodule import ORTModule, awaits_first_call
 from .terms import Terms
 
@@ -108,9 +109,9 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
 
     The module runs in the state it is in: its mode, its buffers, its precision or the ambient autocast, the random
     state; dropout drops the same elements on both sides, unless some random op runs in PyTorch beside those
-    that run in C: then there is no verdict. With gradients enabled both sides go
-    backward too, from the first output if that is a scalar that requires grad, else from all of
-    them. Afterwards parameters, gradients, buffers, attributes and random states are as before.
+    that run in C, or PyTorch drops within a kernel, as its attention does on a GPU: then there is no verdict. With
+    gradients enabled both sides go backward too, from the first output if that is a scalar that requires grad, else
+    from all of them. Afterwards parameters, gradients, buffers, attributes and random states are as before.
 
     Distances are the largest of any element, as part of the tensor's largest element; a gradient or buffer much
     smaller than the largest of its kind is measured by that. A third run
@@ -139,13 +140,22 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
     >>> from ortmodule_c import verify
     >>> assert verify(model, x, labels=y).ok
     """
-    found = compare(model if isinstance(model, ORTModule) else ORTModule(model), args, kwargs)
+    found = _compared(model if isinstance(model, ORTModule) else ORTModule(model), args, kwargs)
     print(found)
     return found
 
 
 def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verification:
-    """As :func:`verify`, printing nothing."""
+    """As :func:`verify`, printing nothing, beside a step that is run all the same: any error is an ORTModuleError."""
+    try:
+        return _compared(model, args, kwargs)
+    except ORTModuleError:
+        raise
+    except Exception as error:
+        raise ORTModuleError(_in_words(error)) from error
+
+
+def _compared(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verification:
     module = model.module
     if awaits_first_call(module):
         raise ORTModuleError("verify cannot copy what a first call makes of a module: call the module once before")
@@ -156,7 +166,7 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     paths = leaf_paths(spec)
     notes: list[str] = []
     with kept_as_it_is(module):
-        state = torch.get_rng_state()
+        state = random_states()
         with noting() as runs:
             ours, after = _restored_step(model, Terms(), spec, leaves, paths)
         drawn = [run.n_masks for run in runs if run.n_masks] or [0]
@@ -210,6 +220,7 @@ def _step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor],
             wanted.setdefault(f"input{path}", copies[id(leaf)])
     roots, directions = backward_from(outputs)
     if roots and wanted:
+        directions = [d.to(root.device) for d, root in zip(directions, roots, strict=True)]
         found = torch.autograd.grad(roots, list(wanted.values()), directions, allow_unused=True)
         tensors["gradient"] = dict(zip(wanted, found, strict=True))
     tensors["buffer"] = {n: b.clone() for n, b in module.named_buffers()}
@@ -222,7 +233,7 @@ def _eager_like(
     spec: Spec,
     leaves: Sequence[Tensor],
     paths: Sequence[str],
-    states: tuple[Tensor, Tensor],
+    states: tuple[list[Tensor], list[Tensor]],
     drawn: Sequence[int],
     notes: list[str],
 ) -> tuple[_Arm, _Arm | None, Seeds, bool]:
@@ -232,29 +243,32 @@ def _eager_like(
     masks of each graph that draws some.
     """
     before, after_ours = states
-    torch.set_rng_state(before)
+    set_random_states(before)
     eager, after = _restored_step(module, terms, spec, leaves, paths)
     seeds: Seeds = []
     masks: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if not torch.equal(after, after_ours):
-        torch.set_rng_state(before)
+    if not are_alike(after, after_ours):
+        set_random_states(before)
         seeds = [(int(torch.randint(1, 2**63 - 1, ())), n) for n in drawn]  # as the runner of a graph draws it
-        if not torch.equal(torch.get_rng_state(), after_ours):
+        if not are_alike(random_states(), after_ours):
             notes.append("random numbers are drawn partly in C and partly in PyTorch: the sides have different ones")
             return eager, None, [], False
-        torch.set_rng_state(before)
+        set_random_states(before)
         with Masks(seeds) as mode:
             eager, after = _restored_step(module, terms, spec, leaves, paths)
         if mode.again:
             notes.append("a checkpoint drops again in backward, where PyTorch cannot be given the masks of its forward")
             return eager, None, [], False
+        if not are_alike(after, before):
+            notes.append("PyTorch draws random numbers in a kernel that cannot be given the masks drawn in C")
+            return eager, None, [], False
         masks = Masks(seeds)
-    if not torch.equal(after, before):
+    if not are_alike(after, before):
         notes.append("no run in float64: PyTorch draws other random numbers there")
         return eager, None, seeds, True
     exact = None
     try:
-        torch.set_rng_state(before)
+        set_random_states(before)
         with masks:
             exact = _double_step(module, terms, spec, leaves, paths)
     except Exception as error:
@@ -264,10 +278,10 @@ def _eager_like(
 
 def _restored_step(
     module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
-) -> tuple[_Arm, Tensor]:
-    """The step, and PyTorch's random state after it; everything of the user's is put back."""
+) -> tuple[_Arm, list[Tensor]]:
+    """The step, and PyTorch's random states after it; everything of the user's is put back."""
     with kept_as_it_is(module.module if isinstance(module, ORTModule) else module):
-        return _step(module, terms, spec, leaves, paths), torch.get_rng_state()
+        return _step(module, terms, spec, leaves, paths), random_states()
 
 
 def _double_step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
@@ -276,7 +290,7 @@ def _double_step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[T
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.autocast("cpu", enabled=False):
+        with autocast_region.none():
             return _step(copy.deepcopy(module)._apply(widened), replace(terms, precision=None), spec, wide, paths)
     finally:
         torch.set_default_dtype(default)
@@ -289,7 +303,7 @@ def kept_as_it_is(module: nn.Module) -> Iterator[None]:
 
     attributes = Snapshot(module)
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    states = random_states(), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
@@ -298,7 +312,7 @@ def kept_as_it_is(module: nn.Module) -> Iterator[None]:
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
-        torch.set_rng_state(states[0])
+        set_random_states(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
 
@@ -327,7 +341,7 @@ def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: T
     if got is None or want is None:
         problem = "" if got is want else f"{_kind(got)}, in PyTorch {_kind(want)}"
         return Row(kind, name, problem=problem)
-    for attribute in ("dtype", "layout", "shape", "requires_grad"):
+    for attribute in ("dtype", "layout", "device", "shape", "requires_grad"):
         a, b = getattr(got, attribute), getattr(want, attribute)
         if a != b:
             a, b = (tuple(a), tuple(b)) if attribute == "shape" else (a, b)

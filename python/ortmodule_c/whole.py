@@ -17,8 +17,7 @@ from .errors import NeedsStatic, NotExportable
 from .flatten import Spec, flatten_call, leaf_paths
 from .guards.held import scan
 from .lowering.lower import Lowered, lower
-from .process import tracing
-from .signals import waiting
+from .process import tracing_alone
 from .terms import Terms
 
 Example = tuple[Any, ...] | Mapping[str, Any]
@@ -75,6 +74,9 @@ def whole_graph(
 ) -> WholeGraph:
     """The graph of a module in a mode, for arguments like those of an example.
 
+    The module is put in that mode meanwhile: nobody else may run it. Those that a wrapper runs are waited for, for a
+    moment; nobody can tell who calls the module past its wrapper.
+
     Parameters
     ----------
     mode
@@ -92,7 +94,7 @@ def whole_graph(
     Raises
     ------
     NotExportable
-        If there is no such graph, or it needs Python at each call.
+        If there is no such graph, or it needs Python at each call; or if another thread runs a module and does not end.
     ValueError
         If an argument has no such axis.
     """
@@ -102,7 +104,7 @@ def whole_graph(
     leaves = [t.detach().contiguous() for t in leaves]  # as they will lie
     paths = arguments.paths(spec)
     axes = _axes(paths, leaves, dynamic_axes)
-    with waiting(), tracing, quiet(), in_mode(module, mode == "training"), terms.region(module):
+    with tracing_alone(), quiet(), in_mode(module, mode == "training"), terms.region(module):
         now = scan(module)
         if now.refusal:
             raise NotExportable(now.refusal)

@@ -7,13 +7,14 @@ import inspect
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from .arguments import are_same, sources_of
 from .bytecode import code_of
 from .methods import ITSELF, called_on_self, looks_into_self
 from .process import tracing
@@ -82,10 +83,20 @@ class Wrapper(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         self.__dict__["_ort_module"] = module
         super().__init__()
-        self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
+        self._ort_forward: tuple[Sequence[Any], Callable[..., Any]] = ((), _forward)
         for registry in SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
+
+    def _ort_state(self) -> dict[str, Any]:
+        """What is the wrapper's and not its module's, but for what runs it: hooks, and methods that it was given."""
+        return {n: v for n, v in self.__dict__.items() if n not in SHARED and not n.startswith(OWN_PREFIX)}
+
+    def _ort_take_over(self, wrapper: Wrapper) -> None:
+        """Have what another wrapper of the module has: the same hooks, so that who has registered one can remove it."""
+        for name, value in wrapper._ort_state().items():
+            bound = isinstance(value, types.MethodType) and value.__self__ is wrapper
+            self.__dict__[name] = types.MethodType(value.__func__, self) if bound else value
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module's forward."""
@@ -114,9 +125,9 @@ class Wrapper(nn.Module):
     def _ort_signed(self) -> Callable[..., Any]:
         """`_forward` with the signature of the module's forward as it is now."""
         users = self._ort_module.forward
-        function = getattr(users, "__func__", users)
-        if self._ort_forward[0] is not function:
-            self._ort_forward = function, _with_signature(users)
+        sources = sources_of(users)
+        if not are_same(sources, self._ort_forward[0]):
+            self._ort_forward = sources, _with_signature(users)
         return self._ort_forward[1]
 
     # The wrapped module seen through the wrapper

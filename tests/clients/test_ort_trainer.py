@@ -1,5 +1,7 @@
 """The trainers under Optimum's names, beside those of transformers."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +20,14 @@ library("accelerate")
 trainers = library("ortmodule_c.trainer")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
+def test_what_it_needs_is_named_where_that_is_not_installed(missing: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; import ortmodule_c.trainer"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    needed = 'ImportError: ortmodule_c.trainer needs transformers and accelerate (pip install "ortmodule_c[trainer]"): '
+    assert ran.returncode == 1 and ran.stderr.splitlines()[-1].startswith(needed) and missing in ran.stderr
 
 
 def t5() -> nn.Module:

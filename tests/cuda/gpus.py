@@ -16,8 +16,10 @@ import torch
 from emulated_cuda import current, gpus
 from modules import Block, Mixer, Residual
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ortmodule_c import ORTModule, ORTModuleError
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
+from ortmodule_c.lowering.translations.registry import TABLE, aten
 from ortmodule_c.optim import FusedAdam
 
 OUT_OF_MEMORY = 2
@@ -57,6 +59,18 @@ class Midway(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.a(x).tanh()
         return self.b(hidden).sum(), hidden
+
+
+class Dropping(nn.Module):
+    """By PyTorch's kernel for GPUs, and in attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.first(x), 0.4).tanh()
+        return F.scaled_dot_product_attention(y, y, y, dropout_p=0.2)
 
 
 def numbers(n: int) -> list[int]:
@@ -341,3 +355,38 @@ def test_a_session_takes_tensors_of_its_gpu_alone() -> None:
     session = gpus[1].core.Session("input %x : f32[3]\n%y = Neg(%x)\nreturn %y\n", {}, provider="cuda:1")
     with pytest.raises(ValueError, match=r"expected a tensor on cuda:1 .* got device 2, number 0"):
         session.plan([torch.ones(3).to("cuda:0")], [False], [False])
+
+
+class Gram(nn.Module):
+    """Without tensors of its own, so that its arguments alone tell where it runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
+
+
+@on_each
+def test_the_precision_of_a_module_without_tensors_is_that_of_where_it_runs(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    x, ours = torch.randn(4, 5), ORTModule(Gram(), precision="fp16")
+    want = (x.half() @ x.half().mT).float()
+    for device in (f"cuda:{number}", "cpu"):
+        for run in (ours, lambda x: ours._ort_terms.call(ours.module, x)):
+            got = run(x.to(device)).cpu()
+            torch.testing.assert_close(got, want, rtol=0, atol=2e-2)
+            assert torch.equal(got, got.half().float()) and not torch.is_autocast_enabled("cuda")
+
+
+@on_each
+def test_a_step_is_verified_there_with_its_dropout(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Dropping().to(f"cuda:{number}"), torch.randn(4, 3, 5).to(f"cuda:{number}")
+    with alone(number):
+        assert verify(nn.Sequential(module, nn.Dropout1d(0.3)), x).ok
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ORTModule(module, DebugOptions(verify=1))(x).sum().backward()
+        monkeypatch.setitem(TABLE, aten.tanh.default, lambda b, x: b.emit("Sigmoid", x))
+        found = verify(module, x)
+    assert not found.ok and found.place is not None and found.place.what.startswith("the value of tanh")

@@ -88,7 +88,7 @@ def on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
     def host(a: Any) -> Any:
         if not is_there(a):
             return a
-        given.append((a, get(a)))
+        given.append((a, get(a) if a.numel() else torch.empty_like(a, device="cpu")))  # which can be resized
         return given[-1][1]
 
     def back(a: Any) -> Any:
@@ -113,7 +113,10 @@ def on_host(op: Any, *args: Any, **kwargs: Any) -> Any:
     named = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
     for there, copy in given:
         if any(there is a for name in written for a in tree_leaves(named.get(name))):
-            write(there, copy)
+            if there.shape == copy.shape:
+                write(there, copy)
+            else:
+                there.data = gpus[there.device.index].put(copy.contiguous())
     return tree_map(back, results)
 
 

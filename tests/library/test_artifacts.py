@@ -147,6 +147,29 @@ def test_a_program_trains_as_pytorch_does(
     assert epochs(wrapped, again, given, 4, 2) == pytest.approx(epochs(plain, theirs, given, 4, 2), rel=1e-3)
 
 
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads it meanwhile, perhaps by a map of its memory, has the one that was there."""
+    model, file, example = Summed(nn.Linear(3, 1)), tmp_path / "model.safetensors", (torch.ones(2, 3),)
+    artifacts.save(file, model, example)
+    before = file.read_bytes()
+
+    def broken(_tensors: Any, path: Any, _texts: Any) -> None:
+        Path(path).write_bytes(before[:100])
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifacts, "save_file", broken)
+        with pytest.raises(OSError, match="the disk is full"):
+            artifacts.save(file, model, example)
+    assert file.read_bytes() == before and [*tmp_path.iterdir()] == [file]
+    with torch.no_grad():
+        model.model.weight.zero_()
+    with file.open("rb") as reader:
+        artifacts.save(file, model, example)
+        assert reader.read() == before
+    assert not artifacts.load_state_dict(file)["model.weight"].any() and [*tmp_path.iterdir()] == [file]
+
+
 def test_a_state_of_another_optimizer_or_model_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, other = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2))

@@ -40,6 +40,14 @@ def test_it_holds_nothing_that_was_built(files: dict[str, bytes]) -> None:
     assert [name for name in files if name.endswith((".so", ".o", ".pyc")) or name.startswith("build/")] == []
 
 
+def test_it_is_built_on_linux_alone() -> None:
+    """Elsewhere a sentence comes before any error of a compiler or linker."""
+    script = "import sys, setuptools.command.build_ext; sys.platform = 'darwin'; exec(open('setup.py').read())"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and not ran.stdout
+    assert ran.stderr == "ortmodule_c is built on Linux alone, and this is darwin: see docs/install.md\n"
+
+
 def test_the_build_finds_there_what_it_compiles_here(files: dict[str, bytes], tmp_path: Path) -> None:
     for name, content in files.items():
         path = tmp_path / name

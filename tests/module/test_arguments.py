@@ -1,7 +1,9 @@
 """A call may be written in any way that Python takes: same results, same graph, right names."""
 
 import functools
+import inspect
 import itertools
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -220,3 +222,64 @@ def test_one_argument_too_many_is_pythons_error() -> None:
     model(torch.ones(2), 1)
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
         model(torch.ones(2), 1, 2)
+
+
+def reload(function: Any, new: Any) -> None:
+    """What a notebook's reload does to a function: whoever has it has the new one."""
+    for part in ("__code__", "__defaults__", "__kwdefaults__"):
+        setattr(function, part, getattr(new, part))
+
+
+def without_mask(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    return self.l(x)
+
+
+def with_mask(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    return self.l(x) if mask is None else self.l(x) * mask
+
+
+def other_order(self: Any, x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    return self.l(x) * y - scale
+
+
+def other_default(self: Any, x: Tensor, mask: Any = 3) -> Tensor:
+    return self.l(x) * mask
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "calls"),
+    [
+        (without_mask, with_mask, [("mask",)]),
+        (plain, other_order, [("scale", "y"), ("y", "scale")]),
+        (without_mask, other_default, [(), ("mask",)]),
+    ],
+    ids=["reads more", "other order", "other default"],
+)
+def test_a_forward_that_is_reloaded_is_read_anew(old: Any, new: Any, calls: list[tuple[str, ...]]) -> None:
+    """The function is the same object then."""
+    forward = types.FunctionType(old.__code__, globals(), "forward", old.__defaults__)
+    eager, ours = pair(of(forward))
+    x, named = torch.randn(3, 4), {name: torch.randn(3, 4) for name in ("mask", "y", "scale")}
+    for function in (old, new):
+        reload(forward, function)
+        for names in calls:
+            assert_same_step(eager, ours, x, **{name: named[name] for name in names})
+            if names:
+                assert_same_step(eager, ours, x, *[named[name] for name in names])
+        assert inspect.signature(ours.forward) == inspect.signature(eager.forward)
+    assert not ours.fallback_report() and not ours.stats()["dynamo_graphs"]
+
+
+def test_the_signature_of_a_decorated_forward_that_is_reloaded() -> None:
+    inner = types.FunctionType(without_mask.__code__, globals(), "forward", without_mask.__defaults__)
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        return inner(*args, **kwargs)
+
+    eager, ours = pair(of(forward))
+    for function in (without_mask, plain):
+        reload(inner, function)
+        assert inspect.signature(ours.forward) == inspect.signature(eager.forward)
+    forward.__wrapped__ = of(keyword_only).forward
+    assert [*inspect.signature(ours.forward).parameters] == [*inspect.signature(eager.forward).parameters]

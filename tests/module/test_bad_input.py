@@ -299,6 +299,19 @@ def test_inference_tensor() -> None:
     ours(x.clone()).sum().backward()
 
 
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+def test_an_inference_tensor_leaves_the_graph_to_others(capture: Any) -> None:
+    with torch.inference_mode():
+        x = torch.randn(2, 6)
+    eager = Function(lambda s, x: x + s.bias, bias=nn.Parameter(torch.ones(6)))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    with pytest.warns(UserWarning, match="an inference tensor is given to what trains") as told:
+        for given in (x.clone(), x, x, x.clone()):
+            native = assert_same_step(eager, ours, given).grad_fn.name() == "_RunBackward"
+            assert native == (given is not x)
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("kind", ["subclass", "sparse"])
 def test_parameter_replaced_by_an_unusual_one(kind: str) -> None:
     class Mine(torch.Tensor): ...

@@ -209,3 +209,39 @@ def test_quotients_of_16_bits_are_rounded_where_pytorch_rounds_them(dtype: torch
     module = Function(quotients)
     for expected, got in zip(module(x, y), ORTModule(module)(x, y), strict=True):
         assert torch.equal(expected, got)
+
+
+LONG = torch.ones(70_000)
+SHARED = {  # by more elements than a float16 can count, or by a number of them that is no bfloat16
+    "mean": (torch.mean, LONG),
+    "mean of rows": (lambda x: x.mean(1), torch.randn(3, 769, generator=torch.Generator().manual_seed(0))),
+    "mean of many": (torch.mean, torch.ones(10_000_000)),
+    "largest": (torch.max, LONG),
+    "largest of rows": (lambda x: x.amax(1), torch.ones(2, 513)),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("reduction", "x"), SHARED.values(), ids=SHARED)
+def test_a_gradient_that_many_share_is_divided_by_their_number(
+    reduction: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype
+) -> None:
+    def slope(module: torch.nn.Module) -> Tensor:
+        leaf = x.to(dtype).requires_grad_()
+        y = module(leaf)
+        y.backward(torch.full_like(y, 1000))
+        assert leaf.grad is not None
+        return leaf.grad
+
+    module = Function(lambda _, x: reduction(x))
+    assert torch.equal(slope(ORTModule(module)), slope(module))
+
+
+def test_a_product_is_rounded_before_a_sum_or_a_factor_that_follows_it() -> None:
+    module = Function(lambda _, x, w, c: (x @ w + c, (x @ w) * 0.25))
+    overflows = torch.tensor([[300.0]]), torch.tensor([[300.0]]), torch.tensor([-6e4])
+    loses_a_bit = torch.tensor([[256.0, 1.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([-256.0])
+    for numbers, dtype in ((overflows, torch.float16), (loses_a_bit, torch.bfloat16)):
+        operands = [t.to(dtype) for t in numbers]
+        for got, want in zip(ORTModule(module)(*operands), module(*operands), strict=True):
+            assert torch.equal(got, want)

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.errors import NotExportable
+from ortmodule_c.lowering import fallback
 from ortmodule_c.lowering.fallback import Callbacks, TorchOp
 from ortmodule_c.lowering.traced_types import traced_types
 from wrapped import Function, assert_same_step, close, graphs, n_graphs, pair
@@ -245,11 +247,29 @@ def test_the_tracer_is_not_asked_again_for_each_size(forward: Any, monkeypatch: 
         for sizes in [(2, 2, 5, 6), (3, 2, 6, 7)]:
             assert_same_step(eager, ours, torch.randn(sizes))
     asked: list[TorchOp] = []
-    monkeypatch.setattr(Callbacks, "_found", lambda _self, op, _types: asked.append(op))
+    monkeypatch.setattr("ortmodule_c.lowering.fallback._found", lambda op, *_: asked.append(op))
     known = n_graphs(ours)
     for sizes in [(4, 2, 4, 9), (2, 2, 8, 8), (7, 2, 7, 7), (3, 2, 4, 4)]:
         assert_same_step(eager, ours, torch.randn(sizes))
     assert not asked and n_graphs(ours) == known and all(g.runner for g in graphs(ours))
+
+
+def test_types_of_results_are_kept_for_as_many_shapes_as_there_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what runs with others finds them again."""
+    callbacks, asked, found = Callbacks(), Counter[Any](), fallback._found
+    monkeypatch.setattr(fallback, "_found", lambda *of: asked.update([of[-1]]) or found(*of))
+    callbacks.ops.append(TorchOp("a sum", lambda t: [t[0] + t[0]], (False,), (), None, is_pytorchs=True))
+    for _ in range(2):
+        for n in range(1, 17):
+            callbacks.infer(0, [("f32", (n,))])
+            callbacks.forward(0, [torch.ones(n)])
+    assert set(asked.values()) == {1} and len(asked) == 16
+    for n in range(17, 60):
+        callbacks.infer(0, [("f32", (n,))])
+    (sums,), _ = callbacks.forward(0, [torch.ones(3)])
+    assert torch.equal(sums, torch.full((3,), 2.0)) and asked[("f32", (3,)),] == 2
+    (results,) = callbacks._results.values()
+    assert results.cache_info().currsize == 16
 
 
 def test_what_types_follow_from_those_that_were_traced() -> None:

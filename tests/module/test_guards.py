@@ -2,9 +2,13 @@
 
 import copy
 import gc
+import os
 import signal
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +16,11 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
+from ortmodule_c.guards.frames import is_trusted
 from ortmodule_c.guards.held import MISSING, Held, Snapshot, Write, scan
 from ortmodule_c.guards.watch import Watch
 from ortmodule_c.lowering.lower import lower
+from ortmodule_c.stack import users_line_in
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 
@@ -357,3 +363,31 @@ def test_what_a_signals_handler_raises_is_no_failure_to_trace(
     assert ours.module.num_batches_tracked == 0
     ours(x)
     assert ours.module.num_batches_tracked == 1 and n_graphs(ours) == 1 and not ours.fallback_report()
+
+
+LIBRARIES = ("numpy", "sympy", "mpmath", "typing_extensions")
+WHERE_THEY_ARE = f"""
+import importlib, inspect
+from ortmodule_c.guards.frames import is_trusted
+for name, function in zip({LIBRARIES}, ("linspace", "simplify", "nsum", "override"), strict=True):
+    code = inspect.unwrap(getattr(importlib.import_module(name), function))
+    code = getattr(code, "__func__", code).__code__
+    print(is_trusted(code.co_filename, {{}}), "dist-packages" in code.co_filename)
+"""
+
+
+def test_libraries_are_known_in_whatever_folder_they_are(tmp_path: Path) -> None:
+    """Such as dist-packages, Debian's, beside Python's own library or within its folder."""
+    folder = tmp_path / "dist-packages"
+    folder.mkdir()
+    for name in LIBRARIES:
+        file = Path(sys.modules[name].__file__ or "")
+        where = file.parent if file.name == "__init__.py" else file
+        (folder / where.name).symlink_to(where)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+    said = subprocess.run([sys.executable, "-c", WHERE_THEY_ARE], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True", "True"] * len(LIBRARIES)
+    for folder_of_others in ("site-packages", "dist-packages"):
+        others = os.path.join(os.path.dirname(os.__file__), folder_of_others, "others", "layers.py")
+        assert not is_trusted(others, {}) and users_line_in(f'File "{others}", line 3') == f"{others}:3"
+    assert is_trusted(os.path.join(os.path.dirname(os.__file__), "collections", "__init__.py"), {})

@@ -405,3 +405,26 @@ def test_a_window_by_strides_is_of_the_memory_that_a_call_has(second: str) -> No
         x = TURNS[name](torch.arange(32.0).reshape(4, 8))
         for got, want in zip(ours(x), eager(x), strict=True):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("capture", ["auto", "export", "dynamo"])
+@pytest.mark.parametrize("first", [False, True])
+def test_arguments_that_share_memory_leave_the_graph_to_others(first: bool, capture: Any) -> None:
+    def added(s: Function, a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a * b * s.w
+
+    eager = Function(added, w=nn.Parameter(torch.ones(3)))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    apart: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = [lambda x: (x[:3], x[3:])] * 2
+    as_one: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = [lambda x: (x[1:4], x[:3]), lambda x: (x[:3], x[:3])]
+    natives = []
+    for take in (*as_one, *apart) if first else (*apart, *as_one, *apart):
+        expected, got = torch.arange(6.0), torch.arange(6.0)
+        a, b = ([t.clone() for t in take(x)] if take in apart else take(x) for x in (expected, got))
+        want, result = eager(*a), ours(*b)
+        torch.testing.assert_close(result, want)
+        torch.testing.assert_close([*b, got], [*a, expected])
+        natives.append(result.grad_fn.name() == "_RunBackward")
+    assert all(natives[-2:]) and natives.count(False) >= (capture != "auto")

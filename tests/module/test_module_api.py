@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import assert_same_state, assert_same_step, close, mlp, pair
 
 
@@ -85,6 +85,23 @@ def test_names_and_state() -> None:
     close(other.linear.weight, net.linear.weight)
     Net().load_state_dict(ours.state_dict())
     assert "more" in ORTModule(Overriding(2, 2)).state_dict()
+
+
+def test_a_part_called_module() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x).exp()
+
+    eager, ours = pair(Around())
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    assert isinstance(ours.module, Around) and ours.module.module is ours.get_submodule("module")
+    assert [*ours.state_dict()] == ["module.weight", "module.bias"]
+    ours.module = new = nn.Linear(4, 2)
+    assert isinstance(ours.module, Around) and ours.module.module is new and ours(torch.ones(1, 4)).shape == (1, 2)
 
 
 def test_what_the_class_of_the_module_overrides() -> None:
@@ -349,6 +366,36 @@ def test_hooks_on_the_wrapper_are_copied(copied: Any) -> None:
 
 def doubled(_module: nn.Module, _args: Any, out: torch.Tensor) -> torch.Tensor:
     return out * 2
+
+
+def test_a_wrapper_that_is_wrapped_once_more_keeps_its_hooks() -> None:
+    inner = ORTModule(mlp())
+    x = torch.randn(2, 6)
+    handle = inner.register_forward_hook(doubled)
+    inner.register_forward_pre_hook(lambda m, args, kwargs: ((args[0] + 1,), kwargs), with_kwargs=True)
+    inner.name = types.MethodType(type, inner)
+    ours = ORTModule(inner, precision="fp32")
+    assert_same_step(copy.deepcopy(inner), ours, x)
+    assert ours.name() is ORTModule and ours.name.__self__ is ours
+    close(ours(x), ours.module(x + 1) * 2)
+    handle.remove()
+    close(ours(x), ours.module(x + 1))
+
+
+def test_a_forward_of_a_wrappers_own_is_not_wrapped_once_more() -> None:
+    class Scaled(ORTModule):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x) * 3
+
+    inner = ORTModule(Net())
+    inner.forward = types.MethodType(doubled_forward, inner)
+    for wrapper in (inner, Scaled(Net())):
+        with pytest.raises(ORTModuleError, match="a wrapper with a forward of its own"):
+            ORTModule(wrapper, precision="bf16")
+    del inner.forward
+    x = torch.randn(2, 4)
+    close(ORTModule(inner)(x), inner.module(x))
+    close(Scaled(Scaled(inner.module))(x), inner.module(x) * 3)
 
 
 @pytest.mark.usefixtures("export_only")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
-from ortmodule_c.capture import export
+from ortmodule_c.capture import trace
 from ortmodule_c.capture.private import in_place_of
 from wrapped import Function, assert_same_step, n_graphs, pair
 
@@ -107,13 +107,13 @@ def test_what_another_thread_sets_meanwhile_is_no_doing_of_the_forward(
     if changing:  # the next graph leaves it open
         assert_same_step(eager, ours, x)
         eager.beta = ours.beta = 2.0
-    check = export.check_attributes
+    check = trace.check_attributes
 
     def set_meanwhile(*args: Any) -> None:
         elsewhere(lambda: setattr(ours.module, "beta", 9.0))
         check(*args)
 
-    monkeypatch.setattr(export, "check_attributes", set_meanwhile)
+    monkeypatch.setattr(trace, "check_attributes", set_meanwhile)
     ours(x)
     assert ours.beta == 9.0
     monkeypatch.undo()

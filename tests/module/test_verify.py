@@ -117,6 +117,46 @@ def test_random_numbers_of_both_kinds_cannot_be_compared() -> None:
     assert found.ok is None and "not comparable" in str(found)
 
 
+class Generators:
+    """Those of two GPUs, as far as PyTorch tells of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states = [torch.zeros(2, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)]
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [*self.states])
+        monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: setattr(self, "states", [*states]))
+
+    def draw(self) -> None:
+        self.states[1] = self.states[1] + 1
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("runs", ["in C", "in PyTorch"])
+def test_random_states_of_gpus_tell_who_draws_and_are_left_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, runs: str
+) -> None:
+    """By an op that drops within its kernel, as attention on a GPU does, which the core's dropout stands for."""
+    generators = Generators(monkeypatch)
+    with torch.library._scoped_library("omc_verify", "DEF") as library:
+        library.define("drops(Tensor x) -> Tensor")
+        library.impl("drops", lambda x: generators.draw() or x * 2, "CPU")
+        library.impl("drops", torch.empty_like, "Meta")
+        op = torch.ops.omc_verify.drops.default
+        if runs == "in C":
+            monkeypatch.setitem(TABLE, op, lambda b, x: b.emit("Dropout", x, p=0.5, subsequence=b.subsequence()))
+
+        class Drops(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return op(x)
+
+        found = verify(Drops(), torch.ones(3, 4))
+    assert [s.tolist() for s in generators.states] == [[0, 0], [0, 0]]
+    if runs == "in C":
+        assert found.ok is None and "draws random numbers in a kernel" in str(found)
+    else:
+        assert found.ok and "no run in float64: PyTorch draws other random numbers there" in found.notes
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_everything_is_left_as_it_was(tower: Tower, wrapped: bool) -> None:
     tower.calls = 0
@@ -242,6 +282,19 @@ class TestFirstSteps:
     def test_a_negative_number_is_refused(self) -> None:
         with pytest.raises(ValueError, match="verify is -1"):
             DebugOptions(verify=-1)
+
+    @pytest.mark.parametrize("failing", ["Masks", "_rows", "random_states"])
+    def test_whatever_fails_of_a_comparison_is_told_and_does_not_stop_the_training(
+        self, tower: Tower, monkeypatch: pytest.MonkeyPatch, failing: str
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("CUDA error: out of luck")
+
+        monkeypatch.setattr(importlib.import_module("ortmodule_c.verify"), failing, fail)
+        model = ORTModule(tower, DebugOptions(verify=1))
+        with pytest.warns(UserWarning, match="cannot be compared: RuntimeError: CUDA error: out of luck"):
+            model(torch.randn(6, 6)).sum().backward()
+        assert tower.last.weight.grad is not None and not model.fallback_report()
 
     def test_arguments_that_cannot_be_copied_do_not_stop_the_training(self) -> None:
         class Scaled(nn.Module):

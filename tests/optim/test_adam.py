@@ -310,10 +310,20 @@ def test_the_state_of_another_optimizer_is_refused(
     train(optimizer, 1)
 
 
-def test_only_the_learning_rate_goes_by_position() -> None:
-    """The third argument is betas in torch, bias_correction in onnxruntime."""
-    with pytest.raises(TypeError):
-        FusedAdam(parameters(), 1e-3, (0.9, 0.999))  # type: ignore[misc]
+@pytest.mark.parametrize("n", range(6))
+def test_arguments_go_by_position_as_in_pytorch(n: int) -> None:
+    given = (1e-2, (0.8, 0.9), 1e-6, 0.3, True)[:n]
+    ours, theirs = parameters(), parameters()
+    train(FusedAdam(ours, *given), 3)
+    train(torch.optim.AdamW(theirs, *given), 3)
+    assert_close(ours, theirs)
+
+
+def test_the_order_of_onnxruntime_is_refused() -> None:
+    """Where the third argument is bias_correction."""
+    for given in ((True,), (True, (0.9, 0.999)), (True, (0.9, 0.999), 1e-6, L2)):
+        with pytest.raises(TypeError, match=r"(betas|epsilon value) must be (two|a) number"):
+            FusedAdam(parameters(), 1e-3, *given)  # type: ignore[arg-type]
 
 
 def test_sparse_gradients_are_refused_in_the_words_of_pytorch() -> None:

@@ -106,6 +106,36 @@ def test_fp16_optimizer(of: Any, clip: bool) -> None:
     assert_close(ours, theirs)
 
 
+def gradients_of(wrapped: FP16_Optimizer, params: list[Tensor], seed: int, factor: float = 1.0) -> None:
+    g = torch.Generator().manual_seed(seed)
+    wrapped.backward(sum((p * torch.randn(p.shape, generator=g)).sum() * factor for p in params))
+    wrapped.update_master_grads()
+
+
+@pytest.mark.parametrize("factor", [1.0, math.inf], ids=["", "overflowed"])
+@pytest.mark.parametrize("by", ["zero_grad", "load_state_dict"])
+@pytest.mark.parametrize("of", [FusedAdam, torch.optim.AdamW], ids=["FusedAdam", "AdamW"])
+def test_a_batch_that_is_left_out_leaves_nothing_behind(of: Any, by: str, factor: float) -> None:
+    ours, theirs = parameters(), parameters()
+    for params, discards in ((ours, True), (theirs, False)):
+        wrapped = FP16_Optimizer(of(params), dynamic_loss_scale=True)
+        if discards:
+            state = copy.deepcopy(wrapped.state_dict())
+            gradients_of(wrapped, params, 0, factor)
+            if by == "zero_grad":
+                wrapped.zero_grad()
+            else:
+                wrapped.load_state_dict(state)
+                for p in params:
+                    p.grad = None
+        for seed in (1, 2):
+            gradients_of(wrapped, params, seed)
+            wrapped.step()
+            wrapped.zero_grad()
+            assert not wrapped.overflow and wrapped.loss_scale == 2.0**16
+    assert_equal(ours, theirs)
+
+
 def test_static_scale_stays() -> None:
     params = parameters()
     wrapped = FP16_Optimizer(FusedAdam(params), static_loss_scale=128.0)

@@ -337,7 +337,12 @@ def test_options_of_memory_and_checks_leave_the_numbers_alone(options: dict[str,
     assert found == pytest.approx(by_hand(plain, torch.optim.SGD(plain.parameters(), 0.1), 2, clip=None))
 
 
-def test_graphs_are_written_where_they_are_wanted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["", "where the environment wants graphs elsewhere"])
+def test_graphs_are_written_where_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    if elsewhere:
+        monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path / "elsewhere"))
     names = ("after_graph_transforms", "with_gradient_graph", "with_training_graph")
     paths = {f"model_{name}_path": str(tmp_path / f"{name}.onnx") for name in names}
     losses(trainer(net(), SGD, {"debug": {"graph_save_paths": paths}}), 2)

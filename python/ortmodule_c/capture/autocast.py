@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, has_kernel, is_composite
 from ..options import logger
+from ..symbolic import described, geometry, hint
 from . import recurrent
 from .autocast_region import Region, off, within
 
@@ -23,7 +24,6 @@ WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run 
 
 _KEY = "AutocastCPU"
 _RECURRENT = {op.overloadpacket for op in recurrent.OPS}
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Autocast:
@@ -44,8 +44,8 @@ class Autocast:
             node.meta[WITHIN] = region
             return
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-        values = [_number(v.meta["val"] if isinstance(v, fx.Node) else v) for v in leaves]
-        key = (op, region, spec, *map(_described, values))
+        values = [hint(v.meta["val"] if isinstance(v, fx.Node) else v) for v in leaves]
+        key = (op, region, spec, *map(described, values))
         if key not in self._known:
             with FakeTensorMode():
                 self._known[key] = _asked(op, values, spec, region)
@@ -56,20 +56,6 @@ class Autocast:
             return
         leaves = [v if to is None else _cast(node, v, to) for v, to in zip(leaves, casts, strict=True)]
         node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
-
-
-def _number(value: Any) -> Any:
-    """A size as the number it had when the module was traced."""
-    return value.node.hint if isinstance(value, _SYMBOLIC) else value
-
-
-def _geometry(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(map(_number, t.shape)), tuple(map(_number, t.stride()))
-
-
-def _described(value: Any) -> Hashable:
-    """An argument for what autocast and the parts of an op may depend on."""
-    return (value.dtype, _geometry(value)) if isinstance(value, Tensor) else (type(value), repr(value))
 
 
 def _cast(node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -87,7 +73,7 @@ def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Reg
     The values stand for tensors of their sizes, and nothing is computed.
     """
     leaves = [
-        torch.empty_strided(*_geometry(v), dtype=v.dtype, device=v.device) if isinstance(v, Tensor) else v
+        torch.empty_strided(*geometry(v), dtype=v.dtype, device=v.device) if isinstance(v, Tensor) else v
         for v in values
     ]
     try:

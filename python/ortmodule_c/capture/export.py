@@ -21,10 +21,11 @@ from torch.nn.modules.module import (
 )
 
 from ..errors import ForwardRaised, NotExportable, NotInitialized, NotRunnable, first_lines
-from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
-from ..guards.held import Scan, Snapshot, Write, layout, looseness
+from ..flatten import Spec, plain_leaves, with_numbers
+from ..guards.held import Scan, Write, layout, looseness
 from ..guards.watch import Watch
 from ..stack import forwards_line
+from ..symbolic import memory_of
 from ..terms import Terms
 from . import autocast_region
 from . import pooling as _pooling  # noqa: F401  exchanges what PyTorch traces
@@ -32,14 +33,13 @@ from .aliases import Alias, find_aliases
 from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
 from .history import changed_memory, check_changes, check_functional, laid_out_by, out_of_place
-from .numbers import Numbers, marked, to_nodes
-from .private import in_place_of, set_elsewhere
+from .numbers import Numbers, to_nodes
 from .python_functions import as_python_has_them
 from .reach import unhooked
 from .recurrent import one_step_for_all
-from .refusals import SETS_REQUIRES_GRAD, check_attributes, nothing_lost
 from .regions import dissolve_regions, left_as_traced
-from .symbols import let_go, numbers_to_the_user, remembered
+from .symbols import let_go, remembered
+from .trace import Trace
 
 Layout = tuple[int, Callable[[Tensor], tuple[int, ...]], tuple[int, ...]]
 PATH = "ortmodule_c.path"
@@ -273,39 +273,6 @@ def _functions_left() -> Iterator[None]:
         _symbolic_trace._patch_wrapped_functions = exchange
 
 
-Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
-
-
-def _registries(module: nn.Module) -> Registries:
-    """Parameters and buffers of every submodule as they are."""
-    return [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
-
-
-def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str]]:
-    """The buffers that are other tensors since."""
-    rebound = []
-    for m, parameters, buffers in before:
-        cls = type(m).__name__
-        for registry, now in ((parameters, m._parameters), (buffers, m._buffers)):
-            if list(registry) != list(now):
-                raise NotInitialized(f"the forward changes what parameters or buffers {cls} has")
-        for name in parameters:
-            if m._parameters[name] is not parameters[name]:
-                raise NotExportable(f"the forward replaces parameter {name} of {cls}")
-        for name in buffers:
-            if m._buffers[name] is not buffers[name]:
-                if not isinstance(m._buffers[name], Tensor) or buffers[name] is None:
-                    raise NotExportable(f"the forward sets buffer {name} of {cls} from or to None")
-                rebound.append((m, name))
-    return rebound
-
-
-def memory_of(t: Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, in numbers: a trace may find out that two symbols are one."""
-    places = (t.storage_offset(), *t.shape, *t.stride())
-    return t.untyped_storage()._cdata, *[p.node.hint if isinstance(p, torch.SymInt) else p for p in places]
-
-
 def _unique_names(module: nn.Module, scan: Scan) -> tuple[list[str], list[str]]:
     """First name of each parameter and buffer, in the order of the scan."""
     parameters = {id(t): n for n, t in module.named_parameters()}
@@ -353,107 +320,23 @@ def capture(
     if scan.fingerprint.renewed is not None:  # which evaluates parametrizations less often than later calls do
         raise NotInitialized(f"its {scan.fingerprint.renewed} makes the list of its weights anew")
     parameters, buffers = _unique_names(module, scan)
-    n_user, n_parameters = len(leaves), len(parameters)
-    out_specs: list[Spec] = []
-    written: list[Write] = []
-    rebound: list[tuple[nn.Module, str]] = []
-    kept = Snapshot(module)
     watch = Watch(module, plain_leaves(spec), any(dynamic) or numbers is not None)
-    filled = spec if numbers is None else with_numbers(spec, iter(numbers.symbols))
-
+    arguments = spec if numbers is None else with_numbers(spec, iter(numbers.symbols))
     with autocast_region.none() as region:
-
-        def function(tensors: list[Tensor]) -> list[Any]:
-            user = iter(tensors[:n_user])
-            lifted = tensors[n_user : n_user + n_parameters]
-            cloned = [t.clone() for t in tensors[n_user + n_parameters :]]
-            held = dict(zip([*paths, *parameters, *buffers], [*tensors[:n_user], *lifted, *cloned], strict=True))
-            lie = {n: memory_of(t) for n, t in held.items()}
-            args, kwargs = unflatten(filled, user)
-            before = flatten((args, kwargs))
-            with (
-                autocast_region.within(region, caches=True),
-                nothing_lost(watch, tensors[:n_user]),
-                in_place_of(module, (scan.parameters, lifted), (scan.buffers, cloned)),
-            ):
-                registries = _registries(module)
-                with watch.active(), numbers_to_the_user(watch.refuse):
-                    result = module(*args, **kwargs)
-                result = terms.result(module, result)
-                rebound[:] = _rebound(module, registries)
-                values = [m._buffers[name] for m, name in rebound]
-            for name, t in held.items():
-                if memory_of(t) != lie[name]:
-                    raise NotExportable(f"the forward changes in place how {name} lies in memory")
-            watch.check()
-            check_attributes(watch, [*leaves, *scan.parameters, *scan.buffers], [*tensors, result])
-            written[:] = [*kept.writes(), *watch.writes()]
-            for w in written:
-                if (id(w.module), w.name) in others:
-                    raise NotInitialized(f"another thread sets {w}")
-            changed = dict(kept.changed())
-            for name in [name for name, is_another in changed.items() if is_another]:
-                raise NotInitialized(f"the forward changes {name}")
-            watch.check_results((result, [w.after for w in written]), (args, kwargs))
-            watch.check_unchanged(written)
-            written[:] = [w for w in written if not w.remade]
-            _check_arguments_unchanged((args, kwargs), *before)
-            for name in changed:
-                raise NotExportable(f"the forward changes {name}")
-            out, out_spec = flatten((result, [w.after for w in written], values))
-            if watch.asked and any(t.untyped_storage()._cdata in watch.asked for t in (*out, *held.values())):
-                raise NotExportable(SETS_REQUIRES_GRAD)
-            out_specs.append(out_spec)
-            return [*map(marked, out), *cloned]
-
-        examples = [_example(t) for t in leaves]
-        tensors = apart([*examples, *scan.parameters, *scan.buffers])
-        shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
-        environments: set[Any] = set()
-        others: set[tuple[int, str]] = set()
-        try:
-            with (
-                unhooked(),
-                as_python_has_them(),
-                _paths_noted(module),
-                sdpa_kernel(SDPBackend.MATH),
-                kept_whole() as calls,
-                remembered() as environments,
-                _stack_traces(lines),
-                _no_code(),
-                _functions_left(),
-                one_step_for_all(),
-                left_as_traced(),
-                set_elsewhere() as others,
-            ):
-                try:
-                    program = torch.export.export(
-                        _Lift(function), (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
-                    )
-                finally:  # what a class had when it was met may be what those above have put there
-                    watch.restore()
-                    kept.restore(others)
-        except NotExportable:
-            raise
-        except Exception as error:
-            if watch.refusal is not None:
-                raise watch.refusal from error
-            raise ForwardRaised(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
-        finally:
-            let_go(environments)
+        trace = Trace(module, terms, arguments, leaves, scan, [*paths, *parameters, *buffers], region, watch)
+        tensors = apart([*map(_example, leaves), *scan.parameters, *scan.buffers])
+        program, calls = _exported(trace, tensors, dynamic, lines)
     dissolve_regions(program.graph_module, torch.is_grad_enabled())
-    constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
-    outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
-    names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
+    outside = _outside(program, watch)
     captured = Captured(
         program,
-        names,
-        n_user,
-        n_parameters,
+        [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers],
+        len(leaves),
+        len(parameters),
         len(buffers),
-        out_specs[-1],
-        written,
-        rebound,
+        trace.out_spec,
+        trace.writes,
+        trace.rebound,
         watch,
         outside=outside,
         calls=calls,
@@ -462,16 +345,65 @@ def capture(
     )
     check_changes(program.graph_module)
     given, _ = captured.placeholders()
+    captured.layouts = _layouts(program, watch, leaves, given)
+    captured.aliases, captured.hidden = find_aliases(program.graph, given, captured.results()[0], len(buffers))
+    return captured
+
+
+def _exported(
+    trace: Trace, tensors: list[Tensor], dynamic: Sequence[Sequence[int]], lines: bool
+) -> tuple[ExportedProgram, list[PythonCall]]:
+    """What torch.export makes of a call, of whose tensors the first have `dynamic` axes; its custom functions."""
+    shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - len(dynamic))
+    environments: set[Any] = set()
+    try:
+        with (
+            unhooked(),
+            as_python_has_them(),
+            _paths_noted(trace.module),
+            sdpa_kernel(SDPBackend.MATH),
+            kept_whole() as calls,
+            remembered() as environments,
+            _stack_traces(lines),
+            _no_code(),
+            _functions_left(),
+            one_step_for_all(),
+            left_as_traced(),
+            trace.undone(),  # left first: what a class had when it was met may be what those above have put there
+        ):
+            program = torch.export.export(
+                _Lift(trace.run), (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
+            )
+    except NotExportable:
+        raise
+    except Exception as error:
+        if trace.watch.refusal is not None:
+            raise trace.watch.refusal from error
+        raise ForwardRaised(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
+    finally:
+        let_go(environments)
+    return program, calls
+
+
+def _outside(program: ExportedProgram, watch: Watch) -> list[Tensor]:
+    """The tensors that the forward has read somewhere and that the graph uses."""
+    constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
+    return list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
+
+
+def _layouts(
+    program: ExportedProgram, watch: Watch, leaves: Sequence[Tensor], given: Sequence[fx.Node]
+) -> list[Layout]:
+    """How the user's tensors lay of which that matters; `given` are the graph's inputs, those first."""
+    n_user = len(leaves)
     laid_out = laid_out_by(program.graph)
     watch.asks_layout |= not laid_out.isdisjoint(given[n_user:])
     watch.asks_layout |= not watch.not_copied.isdisjoint(changed_memory(program.graph))
-    captured.layouts = [
+    return [
         (i, look, look(t))
         for i, (t, node) in enumerate(zip(leaves, given[:n_user], strict=True))
         for look in _looks(watch, node in laid_out)
     ]
-    captured.aliases, captured.hidden = find_aliases(program.graph, given, captured.results()[0], len(buffers))
-    return captured
 
 
 def _looks(watch: Watch, decides: bool) -> Sequence[Callable[[Tensor], tuple[int, ...]]]:
@@ -499,10 +431,3 @@ def _example(t: Tensor) -> Tensor:
     """A tensor that stands for an argument."""
     example = t.detach().requires_grad_(t.requires_grad)
     return nn.Parameter(example, t.requires_grad) if type(t) is nn.Parameter else example
-
-
-def _check_arguments_unchanged(arguments: Any, before: list[Tensor], spec: Spec) -> None:
-    """A graph gives results; what a forward puts into a dict, list or cache of its caller would be lost."""
-    leaves, now = flatten(arguments)
-    if now != spec or any(a is not b for a, b in zip(leaves, before, strict=True)):
-        raise NotExportable("the forward changes a list, dict or object among its arguments")

@@ -23,6 +23,7 @@ from ..lowering.in_place import functional
 from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, is_composite
 from ..options import logger
+from ..symbolic import geometry
 from . import custom_function
 from .reach import unhooked
 
@@ -247,8 +248,7 @@ def _check_saved(module: fx.GraphModule) -> None:
 
 
 def _like(t: Tensor) -> Tensor:
-    shape, stride = ([_hint(n) for n in numbers] for numbers in (t.shape, t.stride()))
-    return torch.empty_strided(shape, stride, dtype=t.dtype, requires_grad=t.requires_grad)
+    return torch.empty_strided(*geometry(t), dtype=t.dtype, requires_grad=t.requires_grad)
 
 
 def _hint(n: Any) -> Any:

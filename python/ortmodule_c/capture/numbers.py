@@ -24,7 +24,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import NeedsStatic
-from ..flatten import Given
+from ..flatten import StandIn
 from ..guards.frames import is_run_for_user
 
 _DTYPES = {float: torch.float64, int: torch.int64}  # no digit is lost
@@ -270,7 +270,7 @@ _TRACER = "torch.fx.experimental.proxy_tensor"
 
 def operand(value: Any) -> Any:
     """A term or a plain number for what is computed with; NotImplemented for what numbers leave to the other."""
-    if isinstance(value, Given):
+    if isinstance(value, StandIn):
         return value.node.term  # type: ignore[attr-defined]
     node = value if isinstance(value, SymNode) else getattr(value, "node", None)
     if isinstance(node, Number):
@@ -369,8 +369,8 @@ _OPERATORS: dict[str, Any] = {
     "__sym_min__": _one_of(min),
     "is_integer": _of_user(lambda v: v.is_integer()),
 }
-Real = type("Real", (Given, torch.SymFloat), {"__doc__": "Stands for a float.", "kind": "real", **_OPERATORS})
-Whole = type("Whole", (Given, torch.SymInt), {"__doc__": "Stands for an int.", "kind": "size", **_OPERATORS})
+Real = type("Real", (StandIn, torch.SymFloat), {"__doc__": "Stands for a float.", "kind": "real", **_OPERATORS})
+Whole = type("Whole", (StandIn, torch.SymInt), {"__doc__": "Stands for an int.", "kind": "size", **_OPERATORS})
 _KINDS = {float: Real, int: Whole, bool: torch.SymBool}
 
 

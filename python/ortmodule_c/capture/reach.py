@@ -14,9 +14,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from ..options import logger
+from ..symbolic import described, geometry, hint
 from .recurrent import TAKEN_APART, one_step_for_all
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ class Reach:
             For each tensor among the results, or None if the op does not run on tensors without elements.
         """
         leaves, spec = pytree.tree_flatten(arguments)
-        leaves = [_number(v) for v in leaves]
-        key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
-        if any(None in _geometry(v)[0] for v in leaves if isinstance(v, Tensor)):
+        leaves = [hint(v) for v in leaves]
+        key = (op, spec, tuple(map(described, leaves)), tuple(wanted))
+        if any(None in geometry(v)[0] for v in leaves if isinstance(v, Tensor)):
             return None  # of a size that depends on values
         if key not in self._known:
             try:
@@ -76,19 +75,6 @@ class Reach:
                 logger.debug("what it says instead", exc_info=True)
                 self._known[key] = None
         return self._known[key]
-
-
-def _number(value: Any) -> Any:
-    """A size as the number it had when the module was traced."""
-    return value.node.hint if isinstance(value, _SYMBOLIC) else value
-
-
-def _geometry(t: Tensor) -> tuple[list[int], list[int]]:
-    return [_number(s) for s in t.shape], [_number(s) for s in t.stride()]
-
-
-def _described(value: Any) -> Hashable:
-    return (str(_geometry(value)), value.dtype) if isinstance(value, Tensor) else (type(value), repr(value))
 
 
 @contextlib.contextmanager
@@ -110,7 +96,7 @@ def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Seque
     with _plainly(), FakeTensorMode(), one_step:
         for i, value in enumerate(leaves):
             if isinstance(value, Tensor):
-                t = torch.empty_strided(*_geometry(value), dtype=value.dtype)
+                t = torch.empty_strided(*geometry(value), dtype=value.dtype)
                 given[i] = t.requires_grad_(wanted[len(operands)])
                 operands.append(t)
         args, kwargs = pytree.tree_unflatten(given, spec)

@@ -23,6 +23,7 @@ from ..errors import NeedsStatic, NotExportable, of_the_machine
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
 from ..lowering.lower import lower
+from ..one_call import is_for_one_call
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
 from ..process import no_collection, one_thread_after_fork, tracing
@@ -96,6 +97,8 @@ class Compiled:
     Its guards, and those that tracing on its own symbols adds to them, say when it is called. Numbers that are
     computed with are inputs. Where the C core needs to know one that they leave open, there is one graph for each.
 
+    They are traced whether or not other threads run modules, which have no part in them.
+
     Parameters
     ----------
     graph, examples
@@ -157,6 +160,7 @@ class Compiled:
             self._report.warn()
             return _run(self._parts, args)
         call: Call | None = None
+        made: _Made | None = None
         if not self._in_pytorch:
             try:
                 made, given = self._for(args)
@@ -169,7 +173,10 @@ class Compiled:
             except IndexError:  # PyTorch raises it by itself, as the class that is its own
                 pass
             except NotExportable as error:
-                self._give_up(error)
+                if made is not None and is_for_one_call(made.runner, error):
+                    self._report.add_once(self._name, self._report.cause(self._name, error))
+                else:
+                    self._give_up(error)
             except Exception as error:
                 if call is not None:
                     raise

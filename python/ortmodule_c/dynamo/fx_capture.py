@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from ..capture import autocast_region
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
-from ..capture.export import PATH, Captured, memory_of
+from ..capture.export import PATH, Captured
 from ..capture.history import check_changes
 from ..capture.numbers import marked
 from ..capture.reach import unhooked
@@ -39,6 +39,7 @@ from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
 from ..lowering.translations.registry import aten
 from ..stack import AS_PYTORCH
+from ..symbolic import memory_of
 
 # Where the functions are that a graph may call: they compute. Others act on PyTorch itself, and in a trace would do so
 # once, or hold functions of their own, which a trace would see through.

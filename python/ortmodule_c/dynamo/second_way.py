@@ -200,6 +200,9 @@ class _CompileLock:
     """Dynamo's lock: signals wait while something is compiled for a second way, whose errors are not raised.
 
     What Dynamo counts, for all threads together, is that second way's meanwhile.
+
+    Who compiles need not be alone. Dynamo reads modules and exchanges nothing of them, and our backend traces graphs of
+    its own: what other threads run meanwhile computes the same.
     """
 
     def __init__(self) -> None:
@@ -271,6 +274,8 @@ class _Version:
     ----------
     around
         What led to what is held, within a call.
+    graphs
+        Those of its code, which are there as long as it is: until a call drops it, and those that it still serves end.
     """
 
     given: Given
@@ -279,6 +284,7 @@ class _Version:
     traced: set[CodeType] = field(default_factory=set)
     held: Held = field(default_factory=lambda: Held([], []))
     around: Surroundings | None = None
+    graphs: list[Compiled] = field(default_factory=list)
     served: bool = False
 
 
@@ -305,7 +311,6 @@ class SecondWay:
         self._whole = options.fallback == "error"
         self.seconds = 0.0  # spent on making graphs
         self._breaks: dict[str, str] = {}  # where, and why
-        self._graphs: list[Compiled] = []
         # Layers of one class share a function.
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
@@ -346,7 +351,7 @@ class SecondWay:
             cause = self._cause or f"{what.missed}{_OTHERWISE}"
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
-        n_graphs, n_records = len(self._graphs), len(self._report.records())
+        n_records = len(self._report.records())
         _open_sizes(args, kwargs)
         settings = self._settings[all(map(computes_with_its_parameters, recurrent_layers(self._module)))]
         with settings, _listening(functools.partial(self.judge, version)) as heard:
@@ -358,10 +363,10 @@ class SecondWay:
             except BaseException as error:
                 if self._whole and isinstance(error, RuntimeError) and "no compiled frames" in str(error):
                     self._report.check(self._name, _NOTHING, error)
-                # What was compiled for it, and would not be told again, is not there for others.
+                # What was compiled for it, and would not be told again, is not there for later calls.
                 if heard.breaks or not version.served or len(self._report.records()) > n_records:
-                    self._versions = [v for v in self._versions if v is not version]
-                    del self._graphs[n_graphs:]
+                    with contextlib.suppress(ValueError):  # another call may have dropped it
+                        self._versions.remove(version)
                 raise
             finally:
                 self.seconds += heard.seconds
@@ -375,7 +380,7 @@ class SecondWay:
         for record in heard.records:
             self._note_record(record)
         loops = _loops(heard.met)
-        if not self._graphs and not self._report.records():
+        if not version.graphs and not self._graphs() and not self._report.records():
             return result, f"{_NOTHING}: {_IN_LOOP}" if loops else _NOTHING
         for place in sorted(loops):
             self._report.add(place, _IN_LOOP)
@@ -388,18 +393,23 @@ class SecondWay:
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
-        return [r for graph in self._graphs for r in graph.runners()]
+        return [r for graph in self._graphs() for r in graph.runners()]
+
+    def _graphs(self) -> list[Compiled]:
+        """Those that later calls may use."""
+        return [graph for version in [*self._versions] for graph in version.graphs]
 
     def _version(self, what: Given) -> "_Version | None":
         """The one that serves such a call now, made if there is none; nothing if PyTorch has to run the module."""
         if self._cause:
             return None
         hooks = _hooks_of_all_modules()
-        for version in self._versions:
+        versions = [*self._versions]  # another thread may drop one
+        for version in versions:
             if version.given.key == what.key and version.hooks == hooks and version.held.hold():
                 return version
-        if len(self._versions) == self._most:
-            changed = self._versions[-1].held.changed() or "an argument"
+        if len(versions) >= self._most:
+            changed = versions[-1].held.changed() or "an argument"
             times = f"what the forward reads has changed {self._most} times"
             self._give_up(f"{changed} takes a new value; {times}, which TorchDynamo by itself may not see")
             return None
@@ -419,10 +429,6 @@ class SecondWay:
     def _give_up(self, cause: str) -> None:
         self._cause = cause
         self._report.check(self._name, cause)
-
-    def keep(self, graph: Compiled) -> None:
-        """Hold a graph for as long as this is there."""
-        self._graphs.append(graph)
 
     def judge(self, version: "_Version", traced: Iterable[CodeType]) -> None:
         """Hold what the code that Dynamo has traced may read.
@@ -526,11 +532,11 @@ def _compile(
     assert of is not None and serving is not None  # it is within a call of them
     of.judge(serving, TracingContext.get_traced_code() or ())
     compiled = Compiled(graph, examples, *how)
-    of.keep(compiled)
+    serving.graphs.append(compiled)
     return functools.partial(_run, weakref.ref(compiled))
 
 
 def _run(compiled: "weakref.ref[Compiled]", *args: Any) -> Any:
     graph = compiled()
-    assert graph is not None  # as above
+    assert graph is not None  # as the call that runs it has its version
     return graph(*args)

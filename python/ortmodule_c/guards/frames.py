@@ -5,22 +5,18 @@ import dis
 import enum
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from ..stack import AS_PYTORCH, LIBRARIES, PACKAGES, STANDARD
+from ..stack import AS_PYTORCH, LIBRARIES, code_of, is_standard
 
 _TRUSTED_NAMES = {"ortmodule_c", "torch", *AS_PYTORCH, "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {
     "__main__"
 }
-_TRUSTED_PACKAGES = tuple(
-    PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
-)
+_TRUSTED_FILES = (*LIBRARIES, *code_of("numpy", "sympy", "mpmath", "typing_extensions"), "<frozen")
 _OF_NAMEDTUPLE = 4  # globals of what makes a named tuple
-_READING = ("npyio.py", "_npyio_impl.py", "format.py", "torch" + os.sep + "serialization.py")  # as that does
 # That an attribute is missing is so without a trace, too.
 _READS = ("__getattr__", "module_getattr_wrapper", "read")
 _CALLS_ONLY = ("contextlib", "copy", "dataclasses", "functools")  # and keep nothing of others meanwhile
@@ -41,11 +37,7 @@ def is_trusted(filename: str, scope: dict[str, Any]) -> bool:
 
 @functools.cache
 def _is_trusted_file(filename: str) -> bool:
-    if filename.startswith((*LIBRARIES, "<frozen")):
-        return True
-    if PACKAGES in filename:
-        return any(name in filename for name in _TRUSTED_PACKAGES)
-    return filename.startswith(STANDARD)
+    return filename.startswith(_TRUSTED_FILES) or is_standard(filename)
 
 
 def is_trusted_module(name: str | None) -> bool:

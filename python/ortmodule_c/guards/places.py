@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable
-from ..flatten import Given
+from ..flatten import StandIn
+from ..symbolic import SYMBOLIC
 from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
 from .held import BY_REPR, BY_VALUE, MISSING, Held, Library, Opened, Write, layout
 from .looks import picked
@@ -24,7 +25,6 @@ from .undo import Undo
 
 _LARGEST = 10_000  # items of containers
 _LARGEST_TENSOR = 1 << 16  # bytes
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _BUILTINS = vars(__import__("builtins"))
 # What of PyTorch others exchange, though the user's code does not name it.
 _EXCHANGED = (
@@ -76,7 +76,7 @@ class Places:
         place = id(holder), key
         if isinstance(value, Opened) and value.is_open(holder, key):
             value.need()
-        if place not in self._places and not isinstance(value, Given):
+        if place not in self._places and not isinstance(value, StandIn):
             if not of_object:
                 self._undo.item(holder, key, value, what)
             self._places[place] = (holder, key, value, value, what)
@@ -229,7 +229,7 @@ class Places:
         """
         places: list[tuple[Any, Any, Any, str]] = []
         for w in writes:
-            if not w.plain and not isinstance(w.before, (Opened, Given)):
+            if not w.plain and not isinstance(w.before, (Opened, StandIn)):
                 places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
         for registry, name in [(r, name) for r in registries for name in r] if self.asks_layout else ():
             lies = functools.partial(_lies_at, registry, name)
@@ -319,7 +319,7 @@ def _has_dict(classes: Sequence[Any]) -> bool:
 
 def _is_nest(value: Any) -> bool:
     return isinstance(value, (list, tuple, dict, set)) or (
-        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum, *_SIZES))
+        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum, *SYMBOLIC))
     )
 
 
@@ -372,5 +372,5 @@ def _is_traced(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         cells = [c.cell_contents for c in value.__closure__ or () if c != types.CellType()]
         own = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return any(isinstance(v, (Tensor, *_SIZES)) for v in own)
-    return isinstance(value, (Tensor, *_SIZES))
+        return any(isinstance(v, (Tensor, *SYMBOLIC)) for v in own)
+    return isinstance(value, (Tensor, *SYMBOLIC))

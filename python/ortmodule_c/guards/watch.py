@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..bytecode import with_inner
 from ..errors import NotExportable, NotRunnable
+from ..symbolic import SYMBOLIC
 from .anatomy import (
     HOOKS,
     INERT,
@@ -61,7 +62,6 @@ _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
@@ -324,7 +324,7 @@ class Watch(Instances):
         self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
-        if any(issubclass(type(frame.f_locals.get(name)), _SIZES) for name in typed):
+        if any(issubclass(type(frame.f_locals.get(name)), SYMBOLIC) for name in typed):
             self._refuse_types(frame.f_code)
 
     def _refuse_types(self, code: types.CodeType) -> NoReturn:

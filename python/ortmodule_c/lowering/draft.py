@@ -16,6 +16,7 @@ from torch import Tensor
 from ..capture.numbers import Term
 from ..dtypes import CARRIERS, DTYPES, encoded
 from ..errors import NeedsStatic, Unsupported
+from ..symbolic import hint
 
 OWN_DOMAIN = "ai.ortmodule_c"
 OPSET = 20
@@ -158,10 +159,10 @@ def static(size: Size) -> int:
 
 def example(size: Size) -> int:
     """A size in the call that is exported for."""
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    if hint is None:
+    number = hint(size)
+    if number is None:
         raise NeedsStatic(f"size {size} depends on values")
-    return int(hint)
+    return int(number)
 
 
 def type_of(t: Tensor) -> Type:

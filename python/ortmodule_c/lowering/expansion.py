@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from ..capture.numbers import is_number, unmarked
 from ..errors import NeedsStatic, Unsupported
 from ..options import logger
+from ..symbolic import SYMBOLIC, hint
 from .translations.registry import EXACTLY_DECOMPOSED, is_composite
-
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
@@ -113,4 +112,4 @@ def _stand_in(operand: Any) -> Any:
     """A tensor of ones or a number in place of an operand, of the sizes met while tracing."""
     if isinstance(operand, Tensor):
         return torch.ones((), dtype=operand.dtype).expand([_stand_in(size) for size in operand.shape])
-    return operand.node.hint if isinstance(operand, SYMBOLIC) else operand
+    return hint(operand)

@@ -1,6 +1,7 @@
 """Runs in PyTorch what has no kernel: what the C core calls for TorchCall nodes."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from ..capture.export import quiet
 from ..capture.recurrent import one_step_for_all
-from ..dtypes import BY_TEXT, DTYPES
+from ..dtypes import BY_TEXT, DTYPES, row_major
 from ..errors import NotExportable
 from .ancestry import Operand
 from .draft import Type
 from .traced_types import TracedTypes
+
+_PLANS = 16  # of a session, each with one set of types for an op
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Callbacks:
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
         self.ops: list[TorchOp] = []
-        self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
+        self._results: dict[int, Callable[[tuple[Type, ...]], list[Type]]] = {}
         self._here = _Here()
 
     @contextlib.contextmanager
@@ -78,26 +81,13 @@ class Callbacks:
         finally:
             self._here.none = outer
 
-    def _plainly(self) -> torch.autocast:
-        """Without autocast, as the graph has its casts."""
-        return torch.autocast(self.device.type, enabled=False)
-
-    def infer(self, index: int, types: list[Type]) -> list[Type]:
-        """Output types for input types, which the tracer told, or by running on tensors without elements."""
-        op = self.ops[index]
-        found = op.traced.results_for(types) if op.traced is not None else None
-        if found is None:
-            found = self._found(op, types)
-        self._types[index, tuple([shape for _, shape in types])] = found
-        return found
-
-    def _found(self, op: TorchOp, types: list[Type]) -> list[Type]:
-        try:
-            with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad(), self._plainly():
-                results = op.run([torch.empty(shape, dtype=BY_TEXT[text], device=self.device) for text, shape in types])
-        except Exception as error:
-            raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
-        return [_type(t) for t in results]
+    def infer(self, index: int, types: Sequence[Type]) -> list[Type]:
+        """Output types for input types: kept for as many of these as there may be plans, and found again for others."""
+        results = self._results.get(index)
+        if results is None:
+            found = functools.partial(_results, self.ops[index], self.device)
+            results = self._results.setdefault(index, functools.lru_cache(_PLANS)(found))
+        return results(tuple(types))
 
     def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]:
         """Run an op; the second result is what :meth:`backward` needs.
@@ -109,13 +99,13 @@ class Callbacks:
         kept = op.written if saved_alone else range(len(inputs))
         own = [t.clone() if i in kept else t for i, t in enumerate(inputs)]
         saving = _copies_of(inputs) if saved_alone and trains else contextlib.nullcontext()
-        with torch.set_grad_enabled(trains), self._plainly(), saving:
+        with torch.set_grad_enabled(trains), _plainly(self.device), saving:
             outputs = op.run([t.requires_grad_() if grad else t for t, grad in zip(own, op.grads, strict=True)])
-        expected = self._types[index, tuple([tuple(t.shape) for t in inputs])]
+        expected = self.infer(index, list(map(_type, inputs)))
         for got, promised in zip(map(_type, outputs), expected, strict=True):
             if got != promised:  # PyTorch's stand-in for the op is not exact
                 raise NotExportable(f"{op.name} gives {got}, traced as {promised}")
-        return [_dense(t.detach()) for t in outputs], (list(map(_edge, own)), list(map(_edge, outputs)))
+        return [row_major(t.detach()) for t in outputs], (list(map(_edge, own)), list(map(_edge, outputs)))
 
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all inputs, None where none flows."""
@@ -134,7 +124,28 @@ class Callbacks:
         )
         results = [None if edge is None else next(found) for edge in inputs]
         self._here.none |= {(index, i) for i, g in enumerate(results) if g is None}
-        return [None if g is None else _dense(g) for g in results]
+        return [None if g is None else row_major(g) for g in results]
+
+
+def _results(op: TorchOp, device: torch.device, types: tuple[Type, ...]) -> list[Type]:
+    """Output types for input types, which the tracer told, or else PyTorch is asked."""
+    told = op.traced.results_for(types) if op.traced is not None else None
+    return _found(op, device, types) if told is None else told
+
+
+def _found(op: TorchOp, device: torch.device, types: tuple[Type, ...]) -> list[Type]:
+    """The same by running the op on tensors without elements."""
+    try:
+        with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad(), _plainly(device):
+            results = op.run([torch.empty(shape, dtype=BY_TEXT[text], device=device) for text, shape in types])
+    except Exception as error:
+        raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
+    return [_type(t) for t in results]
+
+
+def _plainly(device: torch.device) -> torch.autocast:
+    """Without autocast, as the graph has its casts."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def _takes_hooks() -> bool:
@@ -158,11 +169,6 @@ def _copies_of(borrowed: Sequence[Tensor]) -> contextlib.AbstractContextManager[
         return copies[view]
 
     return saved_tensors_hooks(saved, lambda t: t)
-
-
-def _dense(t: Tensor) -> Tensor:
-    """The elements in row-major order, none of which waits for its sign."""
-    return t.resolve_neg().contiguous()
 
 
 def _edge(t: Tensor) -> GradientEdge | None:

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import NeedsFunctional, NotExportable
 from ..options import logger
+from ..symbolic import geometry, hint
 
 
 def written(op: OpOverload) -> list[str]:
@@ -86,19 +87,14 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 def _stand_in(value: Any) -> Any:
     value = value.meta["val"] if isinstance(value, fx.Node) else value
     if isinstance(value, Tensor):
-        shape, stride = [_number(s) for s in value.shape], [_number(s) for s in value.stride()]
-        return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
-    return _number(value)
-
-
-def _number(value: Any) -> Any:
-    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+        return torch.empty_strided(*geometry(value), dtype=value.dtype, device="meta")
+    return hint(value)
 
 
 def _is_sized(node: fx.Node) -> bool:
     """Whether the sizes of all operands are known, and do not depend on values."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
-    return None not in [_number(s) for v in values if isinstance(v, Tensor) for s in v.shape]
+    return None not in [hint(s) for v in values if isinstance(v, Tensor) for s in v.shape]
 
 
 def _targets(node: fx.Node) -> list[Tensor]:

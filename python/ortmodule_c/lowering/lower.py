@@ -25,10 +25,11 @@ from ..dtypes import CARRIERS, decoded, differentiable, held_whole
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
 from ..report import mistake
 from ..stack import users_line_in
+from ..symbolic import SYMBOLIC
 from .ancestry import Ancestry
 from .builder import Builder
 from .draft import Carried, Draft, Val, check_sizes
-from .expansion import SYMBOLIC, expanded, is_of_integers
+from .expansion import expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
 from .in_place import Memory, fits, functional, refuse_misfits, written
 from .torch_call import CHANGES_STATISTICS, torch_call, used_results

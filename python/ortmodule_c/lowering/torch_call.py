@@ -17,9 +17,9 @@ from ..capture.autocast_region import Region, within
 from ..capture.numbers import Term, is_number
 from ..dtypes import decoded, encoded, holds
 from ..errors import NeedsStatic, NotExportable
+from ..symbolic import SYMBOLIC, geometry
 from .builder import Builder
 from .draft import MAX_RANK, Carried, Type, Val, type_of
-from .expansion import SYMBOLIC
 from .traced_types import TracedTypes, traced_types
 from .translations.registry import aten
 
@@ -198,7 +198,7 @@ def _drawing(node: fx.Node, n: int, run: Run) -> Run:
 
 def _order_of_likes(t: Tensor) -> list[int]:
     """The order of dims in which a new tensor like this one is dense."""
-    return _outermost_first([s.node.hint if isinstance(s, torch.SymInt) else s for s in torch.empty_like(t).stride()])
+    return _outermost_first(geometry(torch.empty_like(t))[1])
 
 
 def _outermost_first(strides: Sequence[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """Modules as ONNX files that other programs run."""
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..errors import NotExportable, first_lines
 from ..lowering.draft import OWN_DOMAIN
 from ..lowering.to_text import to_text
 from ..ortmodule import ORTModule
+from ..replacing import replacing
 from ..terms import Terms
 from ..whole import DynamicAxes, Example, WholeGraph, unknown_argument, whole_graph
 from .compare import compare
@@ -132,13 +132,10 @@ def write(model: ModelProto, path: str | os.PathLike[str]) -> None:
     place = Path(path)
     large = _is_large(model)
     beside = f"{place.name}.data" if large else None
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
-        made = Path(folder, place.name)
+    with replacing(place) as made:
         onnx.save_model(model, str(made), save_as_external_data=large, location=beside)
         if large:
             check(str(made))
-        for name in ([] if beside is None else [beside]) + [place.name]:
-            os.replace(Path(folder, name), place.parent / name)
 
 
 def check(model: ModelProto | str) -> None:

@@ -134,10 +134,6 @@ class Importer:
             raise Unsupported(f"{what} must be known before it runs")
         return self._known[val]
 
-    def is_known(self, val: Val) -> bool:
-        """Whether it is a constant."""
-        return val in self._known
-
     def cast(self, x: Val, dtype: torch.dtype) -> Val:
         """The same numbers in another dtype."""
         return x if x.dtype == dtype else self.emit("Cast", x, to=int(ONNX_TYPES[dtype]))

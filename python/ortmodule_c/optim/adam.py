@@ -32,7 +32,8 @@ DEFAULTS = {
 class FusedAdam(FusedOptimizer):
     """Adam and AdamW of all parameters in one pass over memory.
 
-    It is used like ``torch.optim.AdamW`` or ``torch.optim.Adam``, whose states it loads and who load its own.
+    It is used like ``torch.optim.AdamW`` or ``torch.optim.Adam``, with arguments in their order; it loads their states,
+    and they load its own.
     Parameters, gradients and state may be strided in any way; those that lie alike and leave no gaps are updated
     in place, others through a copy. The result does not depend on the number of threads.
 
@@ -92,13 +93,13 @@ class FusedAdam(FusedOptimizer):
         self,
         params: Any,
         lr: float | Tensor = 1e-3,
-        *,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float | None = None,
         weight_decay: float | None = None,
+        amsgrad: bool = False,
+        *,
         adam_w_mode: AdamWMode = AdamWMode.ADAMW_TORCH,
         bias_correction: bool = True,
-        amsgrad: bool = False,
         maximize: bool = False,
         set_grad_none: bool = True,
         max_grad_norm: float | None = None,

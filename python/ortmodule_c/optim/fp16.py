@@ -106,8 +106,9 @@ class FP16_Optimizer:
         self._scaler.scale(loss.float()).backward(**options)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to 0."""
+        """Drop the gradients, or set them to 0; those to come have the scale."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
+        self._forget_unscaled()
 
     def update_master_grads(self) -> None:
         """Divide the gradients by the scale now: to look at them before the step.
@@ -125,6 +126,12 @@ class FP16_Optimizer:
         if not self._unscaled:
             self._scaler.unscale_(self.optimizer)
         self._unscaled = True
+
+    def _forget_unscaled(self) -> None:
+        """What the scaler knows is of gradients that are gone: that they are divided, and whether any overflowed."""
+        if self._unscaled:
+            self._scaler.update(self._scaler.get_scale())
+        self._unscaled = False
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Clip the gradients by the norm that all of them have without their scale, which those of float16 keep.
@@ -177,7 +184,8 @@ class FP16_Optimizer:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave."""
+        """Load what :meth:`state_dict` gave; gradients that there are count as those of a batch to come."""
         self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
         self._scaler.load_state_dict(state_dict["loss_scaler"])
         self._overflow = state_dict["overflow"]
+        self._forget_unscaled()

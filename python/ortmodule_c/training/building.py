@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -63,7 +64,7 @@ def check(options: ORTTrainerOptions) -> None:
 
 
 def in_core(network: Network, options: ORTTrainerOptions, files: str | None) -> ORTModule:
-    """A module in the C core, whose graphs are written to `files`."""
+    """A module in the C core, whose graphs are written to the folder `files`, or where the environment wants all."""
     if options._internal_use.extra_postprocess is not None:
         raise ValueError("options: _internal_use.extra_postprocess changes models of ONNX, and this one is a module")
     precision, change = options.mixed_precision, options.graph_transformer
@@ -73,11 +74,17 @@ def in_core(network: Network, options: ORTTrainerOptions, files: str | None) -> 
         budget = min(asked) if asked else options.device.mem_limit or None
     debug = DebugOptions(
         save_onnx=files is not None,
-        onnx_prefix="graph" if files is not None else "",
+        onnx_prefix=f"graph_{Path(files).name}" if files is not None else "",  # as nobody else's in the other folder
         save_path=files or "",
         verify=int(options.debug.check_model_export),
     )
     return ORTModule(network, debug, precision=precision.dtype if precision.enabled else None, memory_budget=budget)
+
+
+def graph_file(module: ORTModule, name: str) -> Path:
+    """Where such a module writes the graph that an option of :data:`STAGES` asks for."""
+    debug = module._ort_options
+    return Path(f"{debug.directory / debug.onnx_prefix}_{STAGES[name]}_training.onnx")
 
 
 def of_onnx(model: onnx.ModelProto, description: ModelDescription, options: ORTTrainerOptions) -> OnnxNetwork:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..errors import first_lines
+from ..replacing import replacing
 
 State = dict[str, Any]
 OF_LOSS = "loss_fn:"  # begins names of tensors of the loss
@@ -30,14 +31,8 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write nested dicts of arrays, numbers and strings; a file that is there is replaced once all is written."""
     import h5py
 
-    target = Path(path).resolve()
-    made = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with h5py.File(made, "w", track_order=True) as file:
-            _write(file, state)
-        os.replace(made, target)
-    finally:
-        made.unlink(missing_ok=True)
+    with replacing(Path(path).resolve()) as made, h5py.File(made, "w", track_order=True) as file:
+        _write(file, state)
 
 
 def load(path: str | os.PathLike[str]) -> State:

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..onnx.export import Names, export, write
 from ..optim import clip_grad_norm_
+from ..ortmodule import ORTModule
 from ..whole import in_mode
 from . import building, checkpoint, states
 from .amp import DynamicLossScaler
@@ -275,9 +275,10 @@ class ORTTrainer:
         files, self._files = self._files, None
         if files is None:
             return
-        with files as folder:
+        assert isinstance(self._module, ORTModule)
+        with files:
             for name, path in self._paths.items():
-                written = Path(folder, f"graph_{building.STAGES[name]}_training.onnx")
+                written = building.graph_file(self._module, name)
                 if not written.exists():
                     warnings.warn(f"{name} is not written: the model has no such graph as a whole", stacklevel=3)
                 else:
