@@ -35,7 +35,7 @@ omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
     out[i] = (omc_cuda_kernel){0};
     if (names[i]) OMC_TRY(omc_cuda_unit_of(device, source, names[i], &out[i].unit));
   }
-  omc_cuda_unit_ask(out[__builtin_ctzll(likely)].unit);
+  if (likely) omc_cuda_unit_ask(out[__builtin_ctzll(likely)].unit);
   return OMC_OK;
 }
 

@@ -42,7 +42,8 @@ omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const
                               omc_cuda_kernel *out) OMC_MUST_USE;
 
 /* Of kernels for units of 1, 2, 4, 8 and 16 bytes, of which addresses decide when they are known,
- * the one for `likely` bytes is compiled from now on. A name may be NULL: there is none. */
+ * the one for `likely` bytes, if that is not 0, is compiled from now on. A name may be NULL: there
+ * is none. */
 enum { OMC_CUDA_UNITS = 5 };
 omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
                                const char *const names[OMC_CUDA_UNITS], size_t likely,

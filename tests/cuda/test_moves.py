@@ -100,11 +100,12 @@ def test_many_parts_are_joined_by_few_launches(gpu: Gpu, dtype: torch.dtype, axi
 @pytest.mark.parametrize("dtype", SIZES, ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axis: int) -> None:
-    x, lengths = numbers(67, 67, 67, dtype=dtype), [(3 * i) % 5 for i in range(33)] + [3]
+    shape = [67 if d == axis else 40 for d in range(3)]
+    x, lengths = numbers(*shape, dtype=dtype), [(3 * i) % 5 for i in range(33)] + [3]
     outputs = ", ".join(f"%y{i}" for i in range(len(lengths)))
     text = "\n".join(
         [
-            f"input %x : {DTYPE_TEXT[dtype]}[67,67,67]",
+            f"input %x : {DTYPE_TEXT[dtype]}{shape}",
             f"const %n : i64[{len(lengths)}] = {lengths}",
             f"{outputs} = Split(%x, %n) {{axis={axis}}}",
             f"return {outputs}\n",
@@ -114,6 +115,35 @@ def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axi
     for got, want in zip(gpu.forward(text, [x], outputs=len(lengths)), x.split(lengths, axis), strict=True):
         assert torch.equal(got, want)
     assert gpu.counted().launches == before + 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "kernels"),
+    [
+        ([8, 8, 3], ["copies_4"]),  # little is not worth a launch of its own
+        ([1 << 18, 1 << 18, 3], ["copies_16", "copies_4"]),
+        ([8, 3, 1 << 19], ["copies_4"]),  # which lies behind the odd one
+        ([1 << 18, 0, 5, 1], ["copies_16", "copies_4"]),
+        ([0, 0], []),
+    ],
+    ids=str,
+)
+def test_an_odd_part_does_not_slow_down_large_ones(
+    gpu: Gpu, lengths: list[int], kernels: list[str], apart: bool
+) -> None:
+    whole, names = numbers(sum(lengths)), [f"%p{i}" for i in range(len(lengths))]
+    parts, listed = [*whole.split(lengths)], ", ".join(names)
+    if apart:
+        taken = f"const %n : i64[{len(lengths)}] = {lengths}\n{listed} = Split(%x0, %n) {{axis=0}}\nreturn {listed}\n"
+        text, inputs, want = f"input %x0 : f32[{len(whole)}]\n{taken}", [whole], parts
+    else:
+        given = "\n".join(f"input {name} : f32[{n}]" for name, n in zip(names, lengths, strict=True))
+        text, inputs, want = f"{given}\n%y = Concat({listed}) {{axis=0}}\nreturn %y\n", parts, [whole]
+    with gpu.launches() as launches:
+        found = gpu.forward(text, inputs, outputs=len(want))
+    assert all(map(torch.equal, found, want))
+    assert [name for name, _ in launches] == kernels
 
 
 @pytest.mark.parametrize("dtype", SIZES, ids=str)
