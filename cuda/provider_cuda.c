@@ -11,7 +11,7 @@
 #include "cuda/replay.h"
 #include "ops/op.h"
 
-enum { MAX_ORDINALS = 64, KDLCUDA = 2, ALIGNMENT = 256 };
+enum { KDLCUDA = 2, ALIGNMENT = 256 };
 
 /* Ops that have a kernel. */
 #pragma GCC visibility push(hidden)
@@ -201,8 +201,8 @@ static bool cuda_set_variant(void *ctx, const char *variant) {
 
 omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out);
 omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
-  static omc_provider providers[MAX_ORDINALS];
-  static char names[MAX_ORDINALS][16];
+  static omc_provider providers[OMC_CUDA_DEVICES];
+  static char names[OMC_CUDA_DEVICES][16];
   static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
   omc_cuda_device *device;
   OMC_TRY(omc_cuda_device_get(ordinal, &device));
