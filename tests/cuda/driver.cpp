@@ -354,24 +354,14 @@ EXPORT int cuMemHostGetDevicePointer_v2(device_ptr *at, void *host, unsigned) {
   *at = (device_ptr)host;
   return SUCCESS;
 }
-EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
+/* Reads the host's memory as late as may be. */
+EXPORT int cuMemcpyHtoDAsync_v2(device_ptr to, const void *from, size_t bytes, void *on) {
   ENTER(true)
-  if (const int error = forbidden()) return error;
-  if (bytes && !is_allocated((void *)to, bytes)) {
+  if (!is_allocated((void *)to, bytes)) {
     mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
     return INVALID_VALUE;
   }
-  const touching now(device_now());
-  memcpy((void *)to, from, bytes);
-  return SUCCESS;
-}
-EXPORT int cuMemcpyDtoHAsync_v2(void *to, device_ptr from, size_t bytes, void *on) {
-  ENTER(true)
-  if (!is_allocated((void *)from, bytes)) {
-    mistake("a copy of %zu bytes from %p, which are not out", bytes, (void *)from);
-    return INVALID_VALUE;
-  }
-  return give(on, [=] { return memcpy(to, (void *)from, bytes), SUCCESS; });
+  return give(on, [=] { return memcpy((void *)to, from, bytes), SUCCESS; });
 }
 EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, void *on) {
   ENTER(true)
