@@ -10,7 +10,10 @@
 
 #include "cuda/gpu/target.h"
 
-enum { OMC_GPU_GROUPS = 4 }; /* of 8 axes, where kept and reduced ones are in turn */
+enum {
+  OMC_GPU_GROUPS = 4,    /* of 8 axes, where kept and reduced ones are in turn */
+  OMC_LINE_THREADS = 256 /* of a block at most, of which a multiprocessor has room for two */
+};
 
 /* Positions 0 to n - 1 of groups of axes, outermost first; there is one at least. Quotients are
  * those of axis.h where n is below 2^31. */
@@ -38,11 +41,7 @@ typedef struct omc_gpu_lines {
 
 typedef OMC_STORAGE storage_t;
 
-enum {
-  OMC_WARP = 32,
-  OMC_LINE_THREADS = 512, /* of a block at most */
-  OMC_ROW_PACK = 16 / sizeof(storage_t)
-};
+enum { OMC_WARP = 32, OMC_ROW_PACK = 16 / sizeof(storage_t) };
 
 /* i / size: as a product with the inverse it is off by one at most. */
 OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
@@ -235,7 +234,7 @@ typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
 /* The kernels that cuda/teams.h chooses from, of a function of a team and the parameters, whose
  * member `lines` it is of. */
 #define OMC_LINE_KERNEL(name, team, type, ...) \
-  OMC_GLOBAL_WIDE(name, OMC_LINE_THREADS, type, p) { __VA_ARGS__(team(p.lines), p); }
+  OMC_GLOBAL_BLOCKS(name, OMC_LINE_THREADS, 2, type, p) { __VA_ARGS__(team(p.lines), p); }
 #define OMC_LINE_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
