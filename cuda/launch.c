@@ -20,6 +20,8 @@ const char *omc_cuda_class(omc_dtype acc) {
   return acc == OMC_F32 ? "F32" : acc == OMC_F64 ? "F64" : "I64";
 }
 
+int64_t omc_cuda_narrow(void) { return (int64_t)1 << 31; }
+
 omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const char *name,
                               omc_cuda_kernel *out) {
   *out = (omc_cuda_kernel){0};

@@ -74,6 +74,9 @@ omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *nod
 /* Programs of elementwise ops (ops/fused.c). */
 extern const omc_cuda_op omc_cuda_program, omc_cuda_FusedElementwise;
 
+/* Kernels that hold indices in 32 bits are given those below this: 2^31, but in tests. */
+int64_t omc_cuda_narrow(void);
+
 /* The words in which device code names a dtype, "bf16", and its class, "F32". */
 const char *omc_cuda_storage(omc_dtype dtype);
 const char *omc_cuda_class(omc_dtype acc);

@@ -8,7 +8,7 @@
 #ifndef OMC_GPU_LINES_H
 #define OMC_GPU_LINES_H
 
-#include "cuda/gpu/target.h"
+#include "cuda/gpu/divide.h"
 
 enum {
   OMC_GPU_GROUPS = 4,    /* of 8 axes, where kept and reduced ones are in turn */
@@ -52,7 +52,7 @@ OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
 /* Of position i by the size of its innermost group g. */
 OMC_INLINE int64_t omc_quotient(const omc_gpu_places &p, int g, int64_t i) {
   const uint32_t narrow = (uint32_t)i;
-  return p.n < 0x80000000ll
+  return p.n >> OMC_NARROW_BITS == 0
              ? (int64_t)((__umulhi(narrow, p.group[g].multiplier) + narrow) >> p.group[g].shift)
              : omc_wide_quotient(i, p.group[g].size, p.group[g].inverse);
 }
