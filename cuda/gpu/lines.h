@@ -128,6 +128,28 @@ struct omc_least {
   static OMC_METHOD acc_t join(acc_t a, acc_t b) { return vmin(a, b).x; }
 };
 
+#if OMC_IS_FLOAT
+/* The largest of some numbers, and the sum of exp(x - top), in one pass. Infinite ones are summed
+ * as if they were finite. */
+struct omc_peak {
+  acc_t top, sum;
+};
+OMC_INLINE omc_peak omc_of_lane(omc_peak x, int mask) {
+  return omc_peak{omc_of_lane(x.top, mask), omc_of_lane(x.sum, mask)};
+}
+struct omc_peaks {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return T{OMC_LEAST, 0};
+  }
+  static OMC_METHOD omc_peak join(omc_peak a, omc_peak b) {
+    const acc_t fall = a.top == b.top ? (acc_t)1 : OMC_R(exp)(-OMC_R(fabs)(a.top - b.top));
+    return omc_peak{vmax(a.top, b.top).x,
+                    a.top < b.top ? a.sum * fall + b.sum : a.sum + b.sum * fall};
+  }
+};
+#endif
+
 /* Joins what the same lanes of all warps of a block give, for all of them. */
 template <typename Verb, typename T>
 OMC_INLINE T omc_join_warps(T x) {
