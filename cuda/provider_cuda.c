@@ -78,9 +78,9 @@ static size_t room_of(size_t bytes) { return bytes ? bytes : 1; }
  * within a capture it cannot be. */
 static omc_status fill(const omc_cuda_device *d, void *at, const void *host, size_t bytes,
                        void *queue) {
-  bool captured;
-  OMC_TRY(omc_cuda_is_captured(queue, NULL, &captured));
-  if (captured)
+  int capturing = 0;
+  OMC_CUDA_TRY(cuStreamIsCapturing, queue, &capturing);
+  if (capturing)
     OMC_FAIL(EINTERNAL,
              "a constant of %zu bytes cannot be uploaded while a CUDA graph is captured: "
              "let the module run once before, with the same shapes",
