@@ -189,7 +189,8 @@ class BuildDevice(BuildExt):
     def finalize_options(self) -> None:
         super().finalize_options()
         sources = ["tests/c/device.c", "tests/device/device_module.c"]
-        wrap = ["-Wl,--wrap=omc_provider_find", "-Wl,--wrap=omc_current_queue"]
+        wrapped = ("omc_provider_find", "omc_current_queue", "omc_cuda_narrow")
+        wrap = [f"-Wl,--wrap={name}" for name in wrapped]
         self.extensions = [
             Extension("device._C", sources, include_dirs=["tests/c"], extra_link_args=wrap, py_limited_api=True)
         ]

@@ -1,12 +1,12 @@
 """What has to run on a GPU, in parts: tests, then benchmarks; called by ``benchmarks/gpu.sh``.
 
 Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log`` in the folder ``--out``. A part that
-has passed or failed is not run again, so that the next call does what there was no time for, what was ended at its
-limit, and what lacked a program; one that fails stops no other. Tests run beside each other, on a share of their rows;
-benchmarks one at a time, what tells most first. What is ended, at its limit or because all time is over, is interrupted
-first, so that its log has what has failed by then. At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where
-"absent" is a part that lacks its program. The exit status is 0 if all other parts have passed, 1 if one has failed or
-taken too long, 3 if some have not been run.
+has passed or failed on the same machine, of the same commit with the same changes, is not run again, so that the next
+call does what there was no time for, what was ended at its limit, and what lacked a program; one that fails stops no
+other. Tests run beside each other, on a share of their rows; benchmarks one at a time, what tells most first. What is
+ended, at its limit or because all time is over, is interrupted first, so that its log has what has failed by then. At
+the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program. The exit
+status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
 
 ``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
 in a folder of its own.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -50,7 +51,13 @@ AT_ONCE = 4  # parts of tests, which have the cores among them
 ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
 # What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
 ONE_ISA = "not avx2 and not avx512 and not avx512bf16 and not amx"
-STAND_INS = ("test_gpu", "test_devices", "test_races", "test_kernels")  # tests of the emulated GPU alone
+# Tests of the emulated GPU alone.
+STAND_INS = ("test_gpu", "test_devices", "test_races", "test_kernels", "test_wide")
+# Tests of kernels whose threads share memory: reductions, moves, running sums, the first of lines, attention.
+SHARING = (
+    *("tests/cuda/test_lines.py", "tests/cuda/test_moves.py", "tests/cuda/test_attention.py"),
+    *("-k", "softmax or sum or transpose or extremes or order or cpu"),
+)
 MODULES = ("training", "buffers", "backwards", "retained", "changed_since", "mixed_precision", "shapes")
 
 
@@ -98,7 +105,10 @@ class Part:
 
 @dataclass
 class Outcome:
-    """What became of a part: "passed", "failed", "timeout" (its own limit), or "absent" where it lacks a program."""
+    """What became of a part: "passed", "failed", "timeout" (its own limit), or "absent" where it lacks a program.
+
+    And what that is of: a commit, with changes by a sum of theirs if there are any, on a machine.
+    """
 
     part: str
     status: str
@@ -106,6 +116,26 @@ class Outcome:
     code: int | None = None
     machine: str = ""
     found: dict[str, object] = field(default_factory=dict)
+    commit: str = ""
+    changes: str = ""
+
+    def revision(self) -> str:
+        """The commit in short, with a plus where files were changed."""
+        return self.commit[:9] + ("+" if self.changes else "")
+
+
+def git(*words: str) -> bytes:
+    """What it says; nothing where there is no repository."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True).stdout
+    return b""
+
+
+def origin(device: str) -> tuple[str, str, str]:
+    """Of what outcomes are from now on: machine, commit, changes."""
+    changes = git("diff", "HEAD")
+    summed = hashlib.sha256(changes).hexdigest()[:16] if changes else ""
+    return machine(device), git("rev-parse", "HEAD").decode().strip(), summed
 
 
 def default_out(device: str, tiny: bool) -> Path:
@@ -167,8 +197,12 @@ def parts(device: str, tiny: bool, together: bool) -> list[Part]:
         apart = ("--apart",) if models[0] in NO_ROOM else ()
         how = (*(quick if tiny else ()), *apart, "--arms", *arms)
         found.append(Part(f"{name}-{dtype}", (*command, *how, "--json", "{result}"), 240, alone=True))
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, "--every", "10", *checked)
-    found.append(Part("sanitizer", sanitizer, 300, alone=True, read=counted, needs="compute-sanitizer"))
+    # Blocks of PyTorch's tensors are CUDA's own then, so that what reads past their ends is told.
+    sanitizer = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--error-exitcode", "9")
+    memory = (*sanitizer, *pytest, *on, "--every", "10", *checked)
+    races = (*sanitizer, "--tool", "racecheck", *pytest, *on, "--every", "20", *SHARING)
+    for name, command in (("sanitizer", memory), ("races", races)):
+        found.append(Part(name, command, 300, alone=True, read=counted, needs="compute-sanitizer"))
     return found
 
 
@@ -213,6 +247,7 @@ class Runner:
 
     def __init__(self, out: Path, device: str, seconds: float, least: float = 30.0) -> None:
         self.out, self.device, self.least = out, device, least
+        self.origin = origin(device)
         self.end = time.monotonic() + seconds
         out.mkdir(parents=True, exist_ok=True)
         self.said = threading.Lock()
@@ -224,8 +259,11 @@ class Runner:
         return self.out / f"{part.name}.json"
 
     def outcome(self, part: Part) -> Outcome | None:
-        """What has become of a part so far."""
-        return Outcome(**read_json(self.file(part))) if self.file(part).exists() else None  # type: ignore[arg-type]
+        """What has become of a part so far; of another commit or on another machine nothing."""
+        if not self.file(part).exists():
+            return None
+        left = Outcome(**read_json(self.file(part)))  # type: ignore[arg-type]
+        return left if (left.machine, left.commit, left.changes) == self.origin else None
 
     def run(self, part: Part) -> None:
         """Run a part that has neither passed nor failed; it leaves no file if the time of all is over first."""
@@ -258,10 +296,11 @@ class Runner:
         with contextlib.suppress(OSError, ValueError, ET.ParseError):
             found = part.read(result)
         status = "timeout" if code is None else "failed" if code else "passed"
-        self.keep(part, Outcome(part.name, status, seconds, code, machine(self.device), found))
+        self.keep(part, Outcome(part.name, status, seconds, code, found=found))
         result.unlink(missing_ok=True)
 
     def keep(self, part: Part, outcome: Outcome) -> None:
+        outcome.machine, outcome.commit, outcome.changes = self.origin
         unfinished = self.out / f"{part.name}.part"
         unfinished.write_text(json.dumps(asdict(outcome), indent=1) + "\n")
         unfinished.replace(self.file(part))
@@ -281,7 +320,7 @@ class Runner:
 
 def table_of_tests(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
     """All parts, and what their tests said."""
-    table = Table("part", "", "seconds", "passed", "failed", "skipped")
+    table = Table("part", "", "seconds", "passed", "failed", "skipped", "commit")
     for part in wanted:
         o = outcomes.get(part.name)
         if o is None:
@@ -289,7 +328,7 @@ def table_of_tests(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
         else:
             tests = [str(o.found.get(k, "")) for k in ("passed", "failed", "skipped")]
             status = f"absent: no {part.needs}" if o.status == "absent" else o.status
-            table.add_row(part.name, status, f"{o.seconds:.0f}", *tests)
+            table.add_row(part.name, status, f"{o.seconds:.0f}", *tests, o.revision())
     return table
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests and measures the extension on a GPU, once built: benchmarks/gpu.sh [options of benchmarks/gpu.py].
+# Builds the extension, tests and measures it on a GPU: benchmarks/gpu.sh [options of benchmarks/gpu.py].
 # Nothing is installed where python3 ($PYTHON) has what is needed; else what lacks is asked of pip, in an environment
 # of its own. All of it takes 9 minutes at most. Run it again for the parts that there was no time for.
 set -e

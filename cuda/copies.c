@@ -5,7 +5,10 @@
 _Static_assert(OMC_BOX_AXES == OMC_BOX_RANK, "a kernel has room for all axes");
 _Static_assert(sizeof(omc_gpu_copies) <= 4096, "what a kernel can be given");
 
-enum { WIDEST = 16 };
+enum {
+  WIDEST = 16,
+  WORTH_A_LAUNCH = 1 << 20 /* bytes: fewer are moved by narrow units in less time than one takes */
+};
 
 static const char source[] = "#include \"cuda/gpu/boxes.h\"\n";
 
@@ -29,16 +32,21 @@ static size_t unit_of(const omc_cuda_copy *copy, uintptr_t addresses) {
   return copy->runs ? (size_t)(steps & (~steps + 1)) : copy->size;
 }
 
-omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t size,
-                            omc_cuda_copy *out) {
-  *out = (omc_cuda_copy){.box = *box, .size = size};
-  omc_box *b = &out->box;
+static omc_cuda_copy form_of(const omc_box *box, size_t size) {
+  omc_cuda_copy form = {.box = *box, .size = size};
+  omc_box *b = &form.box;
   omc_box_collapse(b);
   const int32_t last = b->rank - 1, axis = omc_box_transposed_axis(b);
-  out->transposes = axis >= 0;
-  out->runs = b->src[last] == 1 && b->dst[last] == 1;
-  out->steps = steps_of(b, size);
+  form.transposes = axis >= 0;
+  form.runs = b->src[last] == 1 && b->dst[last] == 1;
+  form.steps = steps_of(b, size);
   if (axis >= 0) omc_box_move_axis(b, axis, last - 1);
+  return form;
+}
+
+omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t size,
+                            omc_cuda_copy *out) {
+  *out = form_of(box, size);
   const char *const *of = names[out->transposes ? ONE_TRANSPOSED : ONE];
   return omc_cuda_kernels_in(device, source, of, unit_of(out, 0), out->kernels);
 }
@@ -56,7 +64,8 @@ static omc_gpu_copy parameters_of(const omc_cuda_copy *copy, size_t unit) {
   return p;
 }
 
-omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src, void *queue) {
+static omc_status run(const omc_cuda_copy *copy, const omc_cuda_kernel *kernels, void *dst,
+                      const void *src, void *queue) {
   const omc_box *b = &copy->box;
   const int64_t size = (int64_t)copy->size, numel = omc_box_numel(b);
   if (numel == 0) return OMC_OK;
@@ -73,8 +82,28 @@ omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *s
     p.across = omc_gpu_divisor_of(omc_ceil_div(cols, side));
     grid.blocks = numel / rows / cols * down * p.across.by;
   }
-  const omc_cuda_kernel *kernel = &copy->kernels[__builtin_ctzll(unit)];
+  const omc_cuda_kernel *kernel = &kernels[__builtin_ctzll(unit)];
   return omc_cuda_launch((omc_cuda_kernel *)(uintptr_t)kernel, grid, &p, queue);
+}
+
+omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src, void *queue) {
+  return run(copy, copy->kernels, dst, src, queue);
+}
+
+omc_status omc_cuda_copier_of(omc_cuda_device *device, const omc_box *likely, size_t size,
+                              omc_cuda_copier *out) {
+  const omc_cuda_copy form = form_of(likely, size);
+  const size_t unit = unit_of(&form, 0);
+  out->size = size;
+  OMC_TRY(omc_cuda_kernels_in(device, source, names[ONE], unit, out->straight));
+  return omc_cuda_kernels_in(device, source, names[ONE_TRANSPOSED], form.transposes ? unit : 0,
+                             out->transposing);
+}
+
+omc_status omc_cuda_copier_run(const omc_cuda_copier *copier, const omc_box *box, void *dst,
+                               const void *src, void *queue) {
+  const omc_cuda_copy form = form_of(box, copier->size);
+  return run(&form, form.transposes ? copier->transposing : copier->straight, dst, src, queue);
 }
 
 bool omc_cuda_copy_joins(const omc_cuda_copy *copy) {
@@ -101,23 +130,51 @@ static omc_gpu_plane plane_of(const omc_cuda_copying *c, size_t unit) {
                          .row_dst = row ? row->dst : 0};
 }
 
-omc_status omc_cuda_copies_run(const omc_cuda_copies *copies, const omc_cuda_copying *list,
-                               uint32_t n, void *queue) {
-  size_t unit = WIDEST;
+/* By what each part is moved, 0 where it has nothing: the widest unit that its place allows, or a
+ * narrower one of others where parts of its own have too few bytes to be worth a launch. */
+static void choose_units(const omc_cuda_copying *list, uint32_t n, size_t *units) {
+  int64_t bytes[OMC_CUDA_UNITS] = {0};
+  size_t narrowest = WIDEST;
   for (uint32_t i = 0; i < n; i++) {
-    const size_t u = unit_of(list[i].copy, (uintptr_t)list[i].dst | (uintptr_t)list[i].src);
-    if (u < unit) unit = u;
+    const omc_cuda_copy *copy = list[i].copy;
+    const int64_t all = omc_box_numel(&copy->box) * (int64_t)copy->size;
+    units[i] = all ? unit_of(copy, (uintptr_t)list[i].dst | (uintptr_t)list[i].src) : 0;
+    if (all == 0) continue;
+    bytes[__builtin_ctzll(units[i])] += all;
+    narrowest = units[i] < narrowest ? units[i] : narrowest;
   }
+  for (size_t unit = WIDEST; unit > narrowest; unit /= 2) {
+    const int of = __builtin_ctzll(unit);
+    if (bytes[of] >= WORTH_A_LAUNCH) continue;
+    bytes[of - 1] += bytes[of];
+    for (uint32_t i = 0; i < n; i++)
+      if (units[i] == unit) units[i] = unit / 2;
+  }
+}
+
+/* Those of the parts that are moved by one unit. */
+static omc_status run_as_one(const omc_cuda_copies *copies, const omc_cuda_copying *list,
+                             const size_t *units, uint32_t n, size_t unit, void *queue) {
   const int64_t of_block = OMC_BOXES_THREADS * OMC_UNITS_OF_THREAD(unit);
-  omc_gpu_copies p = {.n = n};
+  omc_gpu_copies p = {0};
   omc_cuda_grid grid = {0, OMC_BOXES_THREADS, 0};
   for (uint32_t i = 0; i < n; i++) {
-    p.planes[i] = plane_of(&list[i], unit);
-    p.first[i] = (uint32_t)grid.blocks;
-    grid.blocks += omc_ceil_div(p.planes[i].n, of_block);
+    if (units[i] != unit) continue;
+    p.planes[p.n] = plane_of(&list[i], unit);
+    p.first[p.n] = (uint32_t)grid.blocks;
+    grid.blocks += omc_ceil_div(p.planes[p.n++].n, of_block);
   }
   const omc_cuda_kernel *kernel = &copies->kernels[__builtin_ctzll(unit)];
   return omc_cuda_launch((omc_cuda_kernel *)(uintptr_t)kernel, grid, &p, queue);
+}
+
+omc_status omc_cuda_copies_run(const omc_cuda_copies *copies, const omc_cuda_copying *list,
+                               uint32_t n, void *queue) {
+  size_t units[OMC_CUDA_COPIES];
+  choose_units(list, n, units);
+  for (size_t unit = WIDEST; unit > 0; unit /= 2)
+    OMC_TRY(run_as_one(copies, list, units, n, unit, queue));
+  return OMC_OK;
 }
 
 omc_status omc_cuda_fill_of(omc_cuda_device *device, omc_cuda_fill *out) {

@@ -27,7 +27,19 @@ omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t 
 omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src,
                              void *queue) OMC_MUST_USE;
 
-/* Several copies as one launch. */
+/* The kernels of copies whose boxes are known only when they are run; the one for `likely` is
+ * compiled from now on. `size` as above. */
+typedef struct omc_cuda_copier {
+  size_t size;
+  omc_cuda_kernel straight[OMC_CUDA_UNITS], transposing[OMC_CUDA_UNITS];
+} omc_cuda_copier;
+
+omc_status omc_cuda_copier_of(omc_cuda_device *device, const omc_box *likely, size_t size,
+                              omc_cuda_copier *out) OMC_MUST_USE;
+omc_status omc_cuda_copier_run(const omc_cuda_copier *copier, const omc_box *box, void *dst,
+                               const void *src, void *queue) OMC_MUST_USE;
+
+/* Several copies as one launch, or one for each unit of which much is moved. */
 enum { OMC_CUDA_COPIES = OMC_COPIES };
 typedef struct omc_cuda_copies {
   omc_cuda_kernel kernels[OMC_CUDA_UNITS];
@@ -39,7 +51,7 @@ typedef struct omc_cuda_copying {
   const void *src;
 } omc_cuda_copying;
 
-/* Whether a launch of several can do it: it has two axes at most, and not to turn them. */
+/* Whether launches of several can do it: it has two axes at most, and not to turn them. */
 bool omc_cuda_copy_joins(const omc_cuda_copy *copy);
 
 /* For copies like this one. */

@@ -7,7 +7,7 @@
 #include "base/lock.h"
 #include "cuda/api.h"
 
-enum { MAX_DEVICES = 64, LEAST_ARCHITECTURE = 80, MOST_ARCHITECTURES = 256 };
+enum { LEAST_ARCHITECTURE = 80, MOST_ARCHITECTURES = 256 };
 
 /* Of CUDA, whose cuBLASLt is called here. */
 enum { FIRST_MAJOR = 12, LAST_MAJOR = 13 };
@@ -24,7 +24,7 @@ enum {
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
-static omc_cuda_device devices[MAX_DEVICES];
+static omc_cuda_device devices[OMC_CUDA_DEVICES];
 
 omc_status omc_cuda_enter(const omc_cuda_device *device) {
   OMC_CUDA_TRY(cuCtxPushCurrent_v2, device->context);
@@ -121,8 +121,8 @@ static omc_status open_device(int ordinal, omc_cuda_device *d) {
 }
 
 omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) {
-  if (ordinal < 0 || ordinal >= MAX_DEVICES)
-    OMC_FAIL(EUNSUPPORTED, "there is no GPU %d: at most %d are known", ordinal, MAX_DEVICES);
+  if (ordinal < 0 || ordinal >= OMC_CUDA_DEVICES)
+    OMC_FAIL(EUNSUPPORTED, "there is no GPU %d: at most %d are known", ordinal, OMC_CUDA_DEVICES);
   omc_cuda_device *d = *out = &devices[ordinal];
   pthread_mutex_lock(&mutex);
   const omc_status status = d->letter ? OMC_OK : open_device(ordinal, d);

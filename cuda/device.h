@@ -9,6 +9,9 @@
 #include "base/status.h"
 #include "cuda/gpu/letter.h"
 
+/* GPUs that are known at most, by their numbers. */
+enum { OMC_CUDA_DEVICES = 64 };
+
 typedef struct omc_cuda_device {
   int ordinal;
   void *context;    /* the primary one, which PyTorch works in too */

@@ -20,6 +20,8 @@ const char *omc_cuda_class(omc_dtype acc) {
   return acc == OMC_F32 ? "F32" : acc == OMC_F64 ? "F64" : "I64";
 }
 
+int64_t omc_cuda_narrow(void) { return (int64_t)1 << 31; }
+
 omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const char *name,
                               omc_cuda_kernel *out) {
   *out = (omc_cuda_kernel){0};
@@ -35,7 +37,7 @@ omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
     out[i] = (omc_cuda_kernel){0};
     if (names[i]) OMC_TRY(omc_cuda_unit_of(device, source, names[i], &out[i].unit));
   }
-  omc_cuda_unit_ask(out[__builtin_ctzll(likely)].unit);
+  if (likely) omc_cuda_unit_ask(out[__builtin_ctzll(likely)].unit);
   return OMC_OK;
 }
 

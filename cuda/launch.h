@@ -42,7 +42,8 @@ omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const
                               omc_cuda_kernel *out) OMC_MUST_USE;
 
 /* Of kernels for units of 1, 2, 4, 8 and 16 bytes, of which addresses decide when they are known,
- * the one for `likely` bytes is compiled from now on. A name may be NULL: there is none. */
+ * the one for `likely` bytes, if that is not 0, is compiled from now on. A name may be NULL: there
+ * is none. */
 enum { OMC_CUDA_UNITS = 5 };
 omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
                                const char *const names[OMC_CUDA_UNITS], size_t likely,
@@ -72,6 +73,9 @@ omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *nod
 
 /* Programs of elementwise ops (ops/fused.c). */
 extern const omc_cuda_op omc_cuda_program, omc_cuda_FusedElementwise;
+
+/* Kernels that hold indices in 32 bits are given those below this: 2^31, but in tests. */
+int64_t omc_cuda_narrow(void);
 
 /* The words in which device code names a dtype, "bf16", and its class, "F32". */
 const char *omc_cuda_storage(omc_dtype dtype);

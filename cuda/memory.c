@@ -8,7 +8,7 @@
 #include "cuda/api.h"
 #include "cuda/replay.h"
 
-enum { MAX_ORDINALS = 64, WHAT_BYTES = 80 };
+enum { WHAT_BYTES = 80 };
 
 /* A block that is out, and the stream that is to come to where it is freed: that which was current
  * when it was made, for which the allocator keeps it. */
@@ -19,12 +19,12 @@ typedef struct block {
 
 OMC_PROCESS_LOCK(mutex) /* of what follows; a forked child drops what it has of blocks, too */
 static block *blocks;
-static block *kept[MAX_ORDINALS]; /* freed, until the device has been waited for */
-static omc_memory_stats stats[MAX_ORDINALS];
+static block *kept[OMC_CUDA_DEVICES]; /* freed, until the device has been waited for */
+static omc_memory_stats stats[OMC_CUDA_DEVICES];
 static struct {
   void *queue;
   bool any, several;
-} used[MAX_ORDINALS]; /* streams */
+} used[OMC_CUDA_DEVICES]; /* streams */
 
 omc_status omc_cuda_follow(void *queue, void *other) {
   void *event;

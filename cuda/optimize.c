@@ -9,7 +9,7 @@
 #include "cuda/gpu/updates.h"
 #include "cuda/launch.h"
 
-enum { MAX_PARAMETER_BYTES = 4096, MAX_ORDINALS = 64, SOURCE_BYTES = 128 };
+enum { MAX_PARAMETER_BYTES = 4096, SOURCE_BYTES = 128 };
 _Static_assert(sizeof(omc_gpu_updates) <= MAX_PARAMETER_BYTES, "a launch has room for its tensors");
 
 typedef enum { BY_PART, BY_TENSOR, ONE } blocks_of;
@@ -64,7 +64,7 @@ typedef struct stepping {
 static omc_status kernel_of(omc_cuda_device *device, omc_dtype dtype, kernel_id id,
                             omc_cuda_kernel **out) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  static omc_cuda_kernel known[MAX_ORDINALS][OMC_N_DTYPE][N_KERNELS];
+  static omc_cuda_kernel known[OMC_CUDA_DEVICES][OMC_N_DTYPE][N_KERNELS];
   omc_cuda_kernel *k = *out = &known[device->ordinal][dtype][id];
   omc_status status = OMC_OK;
   pthread_mutex_lock(&mutex);

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "base/lock.h"
 #include "cuda/gpu/repeat.h"
 
 /* Of cuBLASLt's interface. */
@@ -138,18 +139,37 @@ omc_status omc_cuda_product_plan(omc_cuda_product *p, const omc_node *node) {
 
 /* ---- run time ---- */
 
-static uint32_t alignment_of(const call *x) {
-  const uint64_t all = (uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->d | (uintptr_t)x->bias;
-  return all % ALIGNED ? (uint32_t)(all & -all) : ALIGNED;
+static uint32_t multiple_of(uint64_t addresses) {
+  return addresses % ALIGNED ? (uint32_t)(addresses & -addresses) : ALIGNED;
 }
 
-/* The plan for operands as they lie: the one there is, or one for fewer bytes or without a bias. */
-static omc_status plan_for(const omc_cuda_product *p, call *x, int precision,
-                           omc_cublaslt_plan *out) {
+/* A bias counts: cuBLASLt has no wish for its own, and does not say that it reads any. */
+static uint32_t alignment_of(const call *x) {
+  return multiple_of((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->d | (uintptr_t)x->bias);
+}
+
+OMC_PROCESS_LOCK(answers) /* those of all products: threads may run one at a time each */
+
+/* The plan for operands as they lie: the one there is, or one for fewer bytes or without a bias,
+ * for which cuBLASLt is asked once while they lie so. */
+static omc_status plan_for(omc_cuda_product *p, call *x, int precision, omc_cublaslt_plan *out) {
+  const uint32_t alignment = alignment_of(x), of_bias = multiple_of((uintptr_t)x->bias);
   *out = p->plans[precision];
   OMC_TRY(describe(p, x));
-  if (alignment_of(x) == ALIGNED && (x->bias != NULL) == p->bias_within) return OMC_OK;
-  return ask(p, x, alignment_of(x), p->workspace_bytes, out);
+  if (alignment == ALIGNED && (x->bias != NULL) == p->bias_within) return OMC_OK;
+  omc_cuda_answer *known = &p->others[__builtin_ctz(alignment)][x->bias != NULL];
+  omc_cuda_answer asked = {.of = 2 * of_bias + (precision == TF32)};
+  answers_acquire();
+  const bool is_known = known->of == asked.of;
+  if (is_known) *out = known->plan;
+  answers_release();
+  if (is_known) return OMC_OK;
+  OMC_TRY(ask(p, x, alignment, p->workspace_bytes, &asked.plan));
+  *out = asked.plan;
+  answers_acquire();
+  *known = asked;
+  answers_release();
+  return OMC_OK;
 }
 
 static omc_status multiply(const omc_cuda_product *p, const call *x, const omc_cublaslt_plan *plan,

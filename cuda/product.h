@@ -17,6 +17,14 @@ omc_status omc_cuda_repeat_of(omc_cuda_device *device, omc_dtype from, omc_dtype
 omc_status omc_cuda_repeat(omc_cuda_kernel *kernel, void *y, const void *x, int64_t count,
                            int64_t n, void *queue) OMC_MUST_USE;
 
+/* What cuBLASLt has last said of operands that lie at multiples of some bytes: `of` is the rest
+ * that it was asked by, 0: it was not. */
+typedef struct omc_cuda_answer {
+  uint32_t of;
+  omc_cublaslt_plan plan;
+} omc_cuda_answer;
+enum { OMC_CUDA_ALIGNMENTS = 5 }; /* 1, 2, 4, 8 and 16 bytes */
+
 /* `batch` products of [m, k] by [k, n], operands of one dtype. Elements from one row in memory to
  * the next, no fewer than a row has, and from one matrix of the batch to the next are set by the
  * caller, as all up to `alpha`. */
@@ -32,6 +40,7 @@ typedef struct omc_cuda_product {
   bool biased;
   bool bias_within;           /* a bias is added by cuBLASLt, else D is filled with it before */
   omc_cublaslt_plan plans[2]; /* exact and by TF32, for operands that are aligned */
+  omc_cuda_answer others[OMC_CUDA_ALIGNMENTS][2]; /* without and with a bias within */
   size_t workspace_bytes;
   omc_cuda_kernel fill;
 } omc_cuda_product;

@@ -11,7 +11,7 @@
 #include "cuda/replay.h"
 #include "ops/op.h"
 
-enum { MAX_ORDINALS = 64, KDLCUDA = 2, ALIGNMENT = 256 };
+enum { KDLCUDA = 2, ALIGNMENT = 256 };
 
 /* Ops that have a kernel. */
 #pragma GCC visibility push(hidden)
@@ -73,11 +73,22 @@ static void cuda_trim(void *ctx) { (void)ctx; }
 /* Of an empty constant there is a byte. */
 static size_t room_of(size_t bytes) { return bytes ? bytes : 1; }
 
-/* Whoever had the memory before may still be using it in a stream. */
-static omc_status fill(const omc_cuda_device *d, void *at, const void *host, size_t bytes) {
-  OMC_TRY(omc_cuda_finish(d));
-  OMC_CUDA_TRY(cuMemcpyHtoD_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes);
-  OMC_CUDA_TRY(cuStreamSynchronize, NULL);
+/* Whoever had the memory before may still be using it, in the stream that it is for. All streams
+ * may read it afterwards, and the host's memory may be another's: so the copy is waited for, which
+ * within a capture it cannot be. */
+static omc_status fill(const omc_cuda_device *d, void *at, const void *host, size_t bytes,
+                       void *queue) {
+  int capturing = 0;
+  OMC_CUDA_TRY(cuStreamIsCapturing, queue, &capturing);
+  if (capturing)
+    OMC_FAIL(EINTERNAL,
+             "a constant of %zu bytes cannot be uploaded while a CUDA graph is captured: "
+             "let the module run once before, with the same shapes",
+             bytes);
+  if (omc_cuda_keeps(d)) OMC_TRY(omc_cuda_finish(d));
+  if (bytes == 0) return OMC_OK;
+  OMC_CUDA_TRY(cuMemcpyHtoDAsync_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes, queue);
+  OMC_CUDA_TRY(cuStreamSynchronize, queue);
   return OMC_OK;
 }
 
@@ -89,7 +100,7 @@ static omc_status cuda_upload(void *ctx, const void *host, size_t bytes, const v
   OMC_TRY(cuda_alloc(ctx, room_of(bytes), queue, &at));
   omc_status status = omc_cuda_enter(ctx);
   if (status == OMC_OK) {
-    status = fill(d, at, host, bytes);
+    status = fill(d, at, host, bytes, queue);
     omc_cuda_leave(ctx);
   }
   if (status == OMC_OK)
@@ -201,8 +212,8 @@ static bool cuda_set_variant(void *ctx, const char *variant) {
 
 omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out);
 omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
-  static omc_provider providers[MAX_ORDINALS];
-  static char names[MAX_ORDINALS][16];
+  static omc_provider providers[OMC_CUDA_DEVICES];
+  static char names[OMC_CUDA_DEVICES][16];
   static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
   omc_cuda_device *device;
   OMC_TRY(omc_cuda_device_get(ordinal, &device));

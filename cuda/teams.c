@@ -6,16 +6,17 @@
 enum {
   PACK_BYTES = 16,
   WARP = 32,
-  WARP_PACKS = 8,     /* of a thread, that omc_warp_team has room for */
-  PACKS = 4,          /* of a thread of a block, before it has more threads */
-  WARP_THREADS = 256, /* of blocks whose warps have a line each */
-  MOST_THREADS = 256, /* of a block: with more, registers leave room for one */
-  SHORT = 8,          /* elements of lines of which a thread goes along several at a time */
-  COLUMN_WARPS = 8,   /* at most, that share the elements of a line */
-  BUSY_BLOCKS = 512,  /* as many keep a large GPU busy */
-  PART_PACKS = 8,     /* of a thread in a part, at least */
-  PART_UNIT = 64      /* parts begin at multiples of so many elements */
+  WARP_PACKS = 8,    /* of a thread, that omc_warp_team has room for */
+  PACKS = 4,         /* of a thread of a block, before it has more threads */
+  SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
+  COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
+  BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
+  PART_PACKS = 8,    /* of a thread in a part, at least */
+  PART_UNIT = 64     /* parts begin at multiples of so many elements */
 };
+
+_Static_assert(COLUMN_WARPS *WARP <= OMC_LINE_THREADS && OMC_LINE_THREADS % WARP == 0,
+               "kernels are compiled for all blocks");
 
 omc_gpu_places omc_cuda_places(int64_t size, int64_t stride) {
   omc_gpu_places places = {.n = 1};
@@ -75,7 +76,7 @@ omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_part
   const int64_t pack = PACK_BYTES / (int64_t)bytes, n = lines->along.n;
   const int32_t inner = lines->along.rank - 1;
   int64_t threads = 2 * WARP;
-  while (threads < MOST_THREADS && threads * pack * PACKS < n) threads *= 2;
+  while (threads < OMC_LINE_THREADS && threads * pack * PACKS < n) threads *= 2;
   cut_in_parts(lines, by_parts ? lines->kept.n : BUSY_BLOCKS, threads * pack * PART_PACKS);
   const int64_t size = lines->along.group[inner].size;
   return (omc_cuda_team){inner == 0                           ? "_block"
@@ -92,6 +93,6 @@ omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts
     return by_parts ? omc_cuda_sums_of_columns(lines, bytes) : omc_cuda_columns_of(lines, false);
   if (inner > 0 || along->n > room) return omc_cuda_block_of(lines, bytes, by_parts);
   cut_in_parts(lines, BUSY_BLOCKS, 1);
-  const int64_t warps = WARP_THREADS / WARP;
-  return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), WARP_THREADS, 0}};
+  const int64_t warps = OMC_LINE_THREADS / WARP;
+  return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
 }

@@ -55,10 +55,7 @@ typedef struct omc_gpu_fill {
 #define OMC_TILE_SIDE(size) ((size) < 4 ? 64 : 32)
 
 #ifdef OMC_GPU
-
-struct alignas(16) omc_bytes16 {
-  uint64_t of[2];
-};
+#include "cuda/gpu/pack.h"
 
 /* Moves both sides to the place of `index` along the first `rank` axes. */
 OMC_INLINE void omc_place(const omc_gpu_copy &p, int rank, int64_t index, int64_t *src,

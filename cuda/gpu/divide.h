@@ -6,6 +6,11 @@
 
 #include "cuda/gpu/target.h"
 
+/* Indices below 2^31 are divided so, others by 64 bits; tests have others begin earlier. */
+#ifndef OMC_NARROW_BITS
+#define OMC_NARROW_BITS 31
+#endif
+
 typedef struct omc_gpu_divisor {
   int64_t by;
   uint32_t multiplier, shift;
@@ -19,7 +24,7 @@ OMC_INLINE uint32_t omc_quotient(uint32_t n, uint32_t multiplier, uint32_t shift
 
 /* Of any n that is not negative. */
 OMC_INLINE int64_t omc_quotient(int64_t n, const omc_gpu_divisor &d) {
-  return n >> 31 == 0 ? omc_quotient((uint32_t)n, d.multiplier, d.shift) : n / d.by;
+  return n >> OMC_NARROW_BITS == 0 ? omc_quotient((uint32_t)n, d.multiplier, d.shift) : n / d.by;
 }
 
 /* The remainder, and *n becomes the quotient. */

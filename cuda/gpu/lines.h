@@ -8,9 +8,12 @@
 #ifndef OMC_GPU_LINES_H
 #define OMC_GPU_LINES_H
 
-#include "cuda/gpu/target.h"
+#include "cuda/gpu/divide.h"
 
-enum { OMC_GPU_GROUPS = 4 }; /* of 8 axes, where kept and reduced ones are in turn */
+enum {
+  OMC_GPU_GROUPS = 4,    /* of 8 axes, where kept and reduced ones are in turn */
+  OMC_LINE_THREADS = 256 /* of a block at most, of which a multiprocessor has room for two */
+};
 
 /* Positions 0 to n - 1 of groups of axes, outermost first; there is one at least. Quotients are
  * those of axis.h where n is below 2^31. */
@@ -38,11 +41,7 @@ typedef struct omc_gpu_lines {
 
 typedef OMC_STORAGE storage_t;
 
-enum {
-  OMC_WARP = 32,
-  OMC_LINE_THREADS = 512, /* of a block at most */
-  OMC_ROW_PACK = 16 / sizeof(storage_t)
-};
+enum { OMC_WARP = 32, OMC_ROW_PACK = 16 / sizeof(storage_t) };
 
 /* i / size: as a product with the inverse it is off by one at most. */
 OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
@@ -53,7 +52,7 @@ OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
 /* Of position i by the size of its innermost group g. */
 OMC_INLINE int64_t omc_quotient(const omc_gpu_places &p, int g, int64_t i) {
   const uint32_t narrow = (uint32_t)i;
-  return p.n < 0x80000000ll
+  return p.n >> OMC_NARROW_BITS == 0
              ? (int64_t)((__umulhi(narrow, p.group[g].multiplier) + narrow) >> p.group[g].shift)
              : omc_wide_quotient(i, p.group[g].size, p.group[g].inverse);
 }
@@ -128,6 +127,28 @@ struct omc_least {
   }
   static OMC_METHOD acc_t join(acc_t a, acc_t b) { return vmin(a, b).x; }
 };
+
+#if OMC_IS_FLOAT
+/* The largest of some numbers, and the sum of exp(x - top), in one pass. Infinite ones are summed
+ * as if they were finite. */
+struct omc_peak {
+  acc_t top, sum;
+};
+OMC_INLINE omc_peak omc_of_lane(omc_peak x, int mask) {
+  return omc_peak{omc_of_lane(x.top, mask), omc_of_lane(x.sum, mask)};
+}
+struct omc_peaks {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return T{OMC_LEAST, 0};
+  }
+  static OMC_METHOD omc_peak join(omc_peak a, omc_peak b) {
+    const acc_t fall = a.top == b.top ? (acc_t)1 : OMC_R(exp)(-OMC_R(fabs)(a.top - b.top));
+    return omc_peak{vmax(a.top, b.top).x,
+                    a.top < b.top ? a.sum * fall + b.sum : a.sum + b.sum * fall};
+  }
+};
+#endif
 
 /* Joins what the same lanes of all warps of a block give, for all of them. */
 template <typename Verb, typename T>
@@ -235,7 +256,7 @@ typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
 /* The kernels that cuda/teams.h chooses from, of a function of a team and the parameters, whose
  * member `lines` it is of. */
 #define OMC_LINE_KERNEL(name, team, type, ...) \
-  OMC_GLOBAL_WIDE(name, OMC_LINE_THREADS, type, p) { __VA_ARGS__(team(p.lines), p); }
+  OMC_GLOBAL_BLOCKS(name, OMC_LINE_THREADS, 2, type, p) { __VA_ARGS__(team(p.lines), p); }
 #define OMC_LINE_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \

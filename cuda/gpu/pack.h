@@ -9,6 +9,9 @@ struct alignas(N * sizeof(E)) omc_pack {
   E e[N];
 };
 
+/* What is moved at a time, whatever it is. */
+typedef omc_pack<uint64_t, 2> omc_bytes16;
+
 template <int N, typename E>
 OMC_INLINE bool omc_is_packed(const E *at, int lanes) {
   return N == 1 || (lanes == N && (uint64_t)at % sizeof(omc_pack<E, N>) == 0);

@@ -128,7 +128,8 @@ static omc_status kernel_of(omc_cuda_device *device, const omc_attention_form *f
 }
 
 /* Whether what dropout keeps may be drawn ahead, for whole groups of heads that share keys: as many
- * as the cache has room for in a half, or as keep the GPU busy, if that is not too much. */
+ * as the cache has room for in a half, or as keep the GPU busy, if that is not too much. Rounds are
+ * even, as the last of uneven ones would leave most of the GPU idle. */
 static bool decode_kept(const omc_cuda_device *device, const omc_attention_form *f, params *p) {
   const int64_t group = omc_max(f->heads / f->kv_heads, 1);
   const int64_t words = omc_ceil_div(f->queries, OMC_KEPT_TILE) *
@@ -140,7 +141,8 @@ static bool decode_kept(const omc_cuda_device *device, const omc_attention_form 
   const int64_t groups =
       omc_min(omc_max(cache / 2 / of_group, busy), MOST_CACHES * cache / of_group);
   if (groups == 0) return false;
-  p->at_once = omc_min(groups * group, p->heads);
+  const int64_t all = p->heads / group, rounds = omc_max(omc_ceil_div(all, groups), 1);
+  p->at_once = omc_ceil_div(all, rounds) * group;
   p->kept_bytes = p->at_once * bytes;
   p->launches[KEPT].grid =
       (omc_cuda_grid){omc_ceil_div(p->heads * words, OMC_KEPT_THREADS), OMC_KEPT_THREADS, 0};

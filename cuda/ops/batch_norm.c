@@ -9,7 +9,7 @@
 #include "ops/forms.h"
 #include "ops/op.h"
 
-enum { THREADS = 256, PACK_BYTES = 16 }; /* of blocks for packs, and of one */
+enum { THREADS = OMC_LINE_THREADS, PACK_BYTES = 16 }; /* of blocks for packs, and of one */
 
 typedef struct params {
   omc_cuda_kernel sums, join, elements;

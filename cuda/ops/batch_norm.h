@@ -196,10 +196,10 @@ OMC_LINE_KERNEL(join_BatchNorm_columns, omc_column_team, omc_batch_norm, join_st
 OMC_LINE_KERNEL(join_BatchNormGrad_columns, omc_column_team, omc_batch_norm, join_gradients)
 OMC_LINE_KERNEL(BatchNorm_columns, omc_column_team, omc_batch_norm, normalize)
 OMC_LINE_KERNEL(BatchNormGrad_columns, omc_column_team, omc_batch_norm, normalize_grad)
-OMC_GLOBAL_WIDE(BatchNorm_packs, OMC_LINE_THREADS, omc_batch_norm, p) {
+OMC_GLOBAL_BLOCKS(BatchNorm_packs, OMC_LINE_THREADS, 2, omc_batch_norm, p) {
   packs_of_channels<false>(p);
 }
-OMC_GLOBAL_WIDE(BatchNormGrad_packs, OMC_LINE_THREADS, omc_batch_norm, p) {
+OMC_GLOBAL_BLOCKS(BatchNormGrad_packs, OMC_LINE_THREADS, 2, omc_batch_norm, p) {
   packs_of_channels<true>(p);
 }
 

@@ -34,6 +34,7 @@ typedef struct params {
   int64_t margin[AXES];        /* before x */
   size_t wide_bytes;           /* of x with margins; 0: it has none */
   omc_cuda_copy widen;
+  omc_cuda_copier fetch;
   bool empty; /* there is nothing to sum */
 } params;
 
@@ -91,6 +92,25 @@ static omc_status decode_margins(params *p) {
   return omc_cuda_copy_of(p->device, &box, omc_dtype_size(p->dtype), &p->widen);
 }
 
+/* What PyTorch gives, x without its margins, where it has `src` strides. */
+static omc_box box_of_result(const params *p, const int64_t *src) {
+  const bool of_x = p->x_is == RESULT;
+  const omc_shape *shape = of_x ? &p->x : &p->shapes[RESULT];
+  int64_t dst[OMC_MAX_RANK];
+  strides_of(p, shape, dst);
+  omc_box box = box_of(p, shape, src, dst);
+  if (of_x) box.src_offset = offset_of(p, src);
+  return box;
+}
+
+/* A result has most likely the layout that PyTorch is lent the operands in. */
+static omc_status decode_result(params *p) {
+  int64_t src[OMC_MAX_RANK];
+  strides_of(p, &p->shapes[RESULT], src);
+  const omc_box likely = box_of_result(p, src);
+  return omc_cuda_copier_of(p->device, &likely, omc_dtype_size(p->dtype), &p->fetch);
+}
+
 static omc_status decode(omc_cuda_device *device, const omc_node *node, const omc_conv_form *f,
                          int x_is, params *p) {
   const omc_shape *shapes[] = {&omc_in(node, 0)->type.shape, &omc_in(node, 1)->type.shape,
@@ -107,7 +127,8 @@ static omc_status decode(omc_cuda_device *device, const omc_node *node, const om
   if (p->empty && omc_in(node, 2) && omc_shape_numel(shapes[RESULT]) > 0)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for a bias of sums of nothing");
   decode_axes(f, p);
-  return decode_margins(p);
+  OMC_TRY(decode_margins(p));
+  return decode_result(p);
 }
 
 static omc_status params_conv(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -201,21 +222,14 @@ static omc_status widen(const params *p, const void *x, void *wide, void *queue)
   return omc_cuda_copy_run(&p->widen, wide, x, queue);
 }
 
-/* A result to where the plan has it, without margins. */
+/* A result to where the plan has it. */
 static omc_status fetch(const params *p, const omc_torch_call *call, void *result, void *to,
                         void *queue) {
-  const bool of_x = p->x_is == RESULT;
-  const omc_shape *shape = of_x ? &p->x : &p->shapes[RESULT];
   const void *from;
   const int64_t *src;
-  int64_t dst[OMC_MAX_RANK];
-  omc_cuda_copy copy;
   OMC_TRY(omc_torch_read(call, result, &from, &src));
-  strides_of(p, shape, dst);
-  omc_box box = box_of(p, shape, src, dst);
-  if (of_x) box.src_offset = offset_of(p, src);
-  OMC_TRY(omc_cuda_copy_of(p->device, &box, omc_dtype_size(p->dtype), &copy));
-  return omc_cuda_copy_run(&copy, to, from, queue);
+  const omc_box box = box_of_result(p, src);
+  return omc_cuda_copier_run(&p->fetch, &box, to, from, queue);
 }
 
 static omc_status run_within(const omc_kernel_args *args, torch_op op, omc_torch_call *call) {

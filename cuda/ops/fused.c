@@ -12,7 +12,6 @@
 #include "ops/program.h"
 
 enum { THREADS = 256, LANES = 4, MAX_PARAMETER_BYTES = 4096 };
-#define NARROW ((int64_t)1 << 31) /* indices below are of 32 bits */
 
 /* How a lane finds its element of an input. */
 typedef enum { ABSENT, DENSE, NUMBER, BROADCAST } access;
@@ -41,7 +40,7 @@ typedef struct head {
   omc_gpu_seed seed;
 } head;
 
-static bool is_narrow(int64_t n) { return n < NARROW; }
+static bool is_narrow(int64_t n) { return n < omc_cuda_narrow(); }
 
 static void lay_out_axes(const input *in, bool narrow, char **to) {
   for (int32_t i = 0; i < in->rank; i++) {

@@ -74,6 +74,7 @@ typedef struct omc_scatter {
 } omc_scatter;
 
 #ifdef OMC_GPU
+#include "cuda/gpu/pack.h"
 
 /* -1 and a letter if it is none. */
 OMC_INLINE int64_t omc_checked_id(const omc_gpu_ids &ids, int64_t i, int64_t dim) {
@@ -201,10 +202,6 @@ OMC_GLOBAL(scatter_parts, OMC_GATHER_THREADS, omc_scatter, p) {
 }
 
 #else
-
-struct alignas(16) omc_bytes16 {
-  uint64_t of[2];
-};
 
 template <typename T>
 OMC_INLINE void omc_gather(const omc_gather_rows &p) {

@@ -7,8 +7,6 @@
 #include "ops/forms.h"
 #include "ops/op.h"
 
-enum { THREADS = 256 };
-
 /* ---- launches ---- */
 
 omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
@@ -27,9 +25,9 @@ omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
   lines->kept = omc_cuda_places(form->outer, sample);
   if (form->inner != 1) omc_cuda_add_group(&lines->kept, form->inner, 1);
   lines->along = omc_cuda_places(form->classes, form->inner);
-  const omc_cuda_team team = by_lines
-                                 ? omc_cuda_team_of(lines, omc_dtype_size(dtype), false)
-                                 : (omc_cuda_team){"", {omc_ceil_div(rows, THREADS), THREADS, 0}};
+  const omc_cuda_team team =
+      by_lines ? omc_cuda_team_of(lines, omc_dtype_size(dtype), false)
+               : (omc_cuda_team){"", {omc_ceil_div(rows, OMC_LINE_THREADS), OMC_LINE_THREADS, 0}};
   out->grid = team.grid;
   if (slopes != dtype)
     snprintf(defines, sizeof defines, "#define OMC_SLOPES %s\n", omc_cuda_storage(slopes));
@@ -210,7 +208,7 @@ static omc_status run_unit(const omc_kernel_args *args) {
   omc_unit_interval given = p->given;
   given.x = omc_cuda_in(args, 0);
   given.y = omc_cuda_out(args, 0);
-  const omc_cuda_grid grid = {omc_ceil_div(given.n, THREADS), THREADS, 0};
+  const omc_cuda_grid grid = {omc_ceil_div(given.n, OMC_LINE_THREADS), OMC_LINE_THREADS, 0};
   return omc_cuda_launch(&p->kernel, grid, &given, args->queue);
 }
 

@@ -80,25 +80,6 @@ OMC_INLINE void write_loss(const omc_loss &p, int64_t row, acc_t loss) {
     ((acc_t *)p.rows)[row] = loss;
 }
 
-/* The largest of some logits, and the sum of exp(logit - top), in one pass. */
-struct omc_peak {
-  acc_t top, sum;
-};
-OMC_INLINE omc_peak omc_of_lane(omc_peak x, int mask) {
-  return omc_peak{omc_of_lane(x.top, mask), omc_of_lane(x.sum, mask)};
-}
-struct omc_peaks {
-  template <typename T>
-  static OMC_METHOD T start() {
-    return T{OMC_LEAST, 0};
-  }
-  static OMC_METHOD omc_peak join(omc_peak a, omc_peak b) {
-    const acc_t fall = a.top == b.top ? (acc_t)1 : OMC_R(exp)(-OMC_R(fabs)(a.top - b.top));
-    return omc_peak{vmax(a.top, b.top).x,
-                    a.top < b.top ? a.sum * fall + b.sum : a.sum + b.sum * fall};
-  }
-};
-
 template <typename Team>
 OMC_INLINE void cross_entropy(const Team &team, const omc_loss &p) {
   const acc_t hard = (acc_t)p.hard, soft = (acc_t)p.soft;

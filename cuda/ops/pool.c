@@ -41,7 +41,8 @@ static omc_pool_axis axis_of(const omc_pool_form *f, int32_t i) {
 
 /* Whether 32 bits hold all elements, and what is computed of places along each axis. */
 static bool is_narrow(const omc_pool_form *f) {
-  const double most = INT32_MAX, planes = (double)f->planes * (double)f->channels;
+  const double most = (double)omc_cuda_narrow() - 1,
+               planes = (double)f->planes * (double)f->channels;
   bool narrow =
       planes * (double)product_of(f->in) < most && planes * (double)product_of(f->out) < most;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {

@@ -6,6 +6,8 @@
 #include "ops/forms.h"
 #include "ops/infer.h"
 
+enum { SHORT = 32 }; /* elements of a row that a thread goes along in less time than a block */
+
 typedef struct params {
   omc_cuda_kernel kernel;
   omc_scan_along scan;
@@ -22,10 +24,10 @@ static omc_status run_scan(const omc_kernel_args *args) {
   return omc_cuda_launch(&p->kernel, p->grid, &scan, args->queue);
 }
 
-/* `by_rows` is the kernel with a block for each line, for lines that are rows. */
+/* `by_rows` is the kernel with a block for each line, for lines that are long rows. */
 static omc_status init(omc_cuda_device *device, const omc_node *node, const omc_axis_form *f,
                        const char *by_rows, const char *by_columns, params *p) {
-  const bool rows = f->inner == 1 && by_rows;
+  const bool rows = f->inner == 1 && f->n > SHORT && by_rows;
   p->scan.lines = f->outer * f->inner, p->scan.n = f->n;
   p->scan.inner = omc_gpu_divisor_of(f->inner);
   const int64_t blocks = rows ? f->outer : omc_ceil_div(p->scan.lines, OMC_SCAN_THREADS);

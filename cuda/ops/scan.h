@@ -1,5 +1,5 @@
 /* Running sums and products, products of all others, and where the largest or the least is, along n
- * of a tensor [outer, n, inner]. A line is a block's where it lies in a row, else a thread's. Read
+ * of a tensor [outer, n, inner]. A line is a block's where it is a long row, else a thread's. Read
  * by the host as C11. */
 #ifndef OMC_CUDA_OPS_SCAN_H
 #define OMC_CUDA_OPS_SCAN_H

@@ -12,13 +12,27 @@ typedef struct omc_softmax {
 
 #ifdef OMC_GPU
 
+/* Of a line: what would be read again is passed over once, what is in registers twice, as no sum of
+ * exps then waits for another's. NaN where the largest is infinite. */
+template <typename Team>
+OMC_INLINE omc_peak peak_of(const Team &team, omc_line<storage_t, Team> &x) {
+  omc_peak peak;
+  if constexpr (Team::SLOTS == 0) {
+    peak = omc_fold<omc_peaks, omc_peak>(team, [&](omc_at at) { return omc_peak{x[at], 1}; }, x);
+    peak.sum += peak.top - peak.top;
+  } else {
+    peak.top = omc_fold<omc_most, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
+    peak.sum =
+        omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return OMC_R(exp)(x[at] - peak.top); }, x);
+  }
+  return peak;
+}
+
 template <typename Team>
 OMC_INLINE void softmax(const Team &team, const omc_softmax &p) {
   omc_line<storage_t, Team> x(team, p.a);
-  const acc_t top = omc_fold<omc_most, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
-  const acc_t sum =
-      omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return OMC_R(exp)(x[at] - top); }, x);
-  const acc_t scale = 1 / sum;
+  const omc_peak peak = peak_of(team, x);
+  const acc_t top = peak.top, scale = 1 / peak.sum;
   omc_write_line<storage_t>(
       team, p.out, [&](omc_at at) { return OMC_R(exp)(x[at] - top) * scale; }, x);
 }
@@ -26,9 +40,8 @@ OMC_INLINE void softmax(const Team &team, const omc_softmax &p) {
 template <typename Team>
 OMC_INLINE void log_softmax(const Team &team, const omc_softmax &p) {
   omc_line<storage_t, Team> x(team, p.a);
-  const acc_t top = omc_fold<omc_most, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
-  const acc_t log_sum = OMC_R(log)(
-      omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return OMC_R(exp)(x[at] - top); }, x));
+  const omc_peak peak = peak_of(team, x);
+  const acc_t top = peak.top, log_sum = OMC_R(log)(peak.sum);
   omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return x[at] - top - log_sum; }, x);
 }
 

@@ -1,4 +1,5 @@
-/* The first k elements of each line of a tensor [outer, n, inner], a line at a time for a block.
+/* The first k elements of each line of a tensor [outer, n, inner], a line at a time for a block, or
+ * for a thread where that is short.
  * Read by the host as C11. */
 #ifndef OMC_CUDA_OPS_TOPK_H
 #define OMC_CUDA_OPS_TOPK_H
@@ -158,6 +159,28 @@ OMC_GLOBAL(topk, OMC_TOPK_THREADS, omc_topk, p) {
       if (p.values) ((storage_t *)p.values)[to] = line.from[places[i] * p.inner.by];
       if (p.places) p.places[to] = places[i];
     }
+  }
+}
+
+/* A thread finds one element after another, each the next behind the last. */
+OMC_GLOBAL(topk_short, OMC_TOPK_THREADS, omc_topk, p) {
+  int64_t outer = (int64_t)blockIdx.x * OMC_TOPK_THREADS + threadIdx.x;
+  if (outer >= p.lines) return;
+  const int64_t column = omc_remainder(&outer, p.inner);
+  const omc_topk_line line = {p, (const storage_t *)p.x + outer * p.n * p.inner.by + column};
+  int64_t to = outer * p.k * p.inner.by + column, last = -1;
+  omc_rank of_last = 0;
+  for (int64_t k = 0; k < p.k; k++, to += p.inner.by) {
+    int64_t next = -1;
+    omc_rank of_next = 0;
+    for (int64_t i = 0; i < p.n; i++) {
+      const omc_rank rank = line.rank(i);
+      const bool is_behind = last < 0 || rank > of_last || (rank == of_last && i > last);
+      if (is_behind && (next < 0 || rank < of_next)) next = i, of_next = rank;
+    }
+    if (p.values) ((storage_t *)p.values)[to] = line.from[next * p.inner.by];
+    if (p.places) p.places[to] = next;
+    last = next, of_last = of_next;
   }
 }
 

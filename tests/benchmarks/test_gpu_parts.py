@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from gpu import (
     Runner,
     benchmarks,
     default_out,
+    origin,
     parts,
     status_of,
     table_of_steps,
@@ -106,12 +107,12 @@ def test_benchmarks_have_the_figures_of_each_arm(name: str, models: tuple[str, .
 
 @pytest.mark.long
 def test_random_programs_and_losses_of_ten_steps(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "--parts", "fuzz", "agreement", "sanitizer")
+    done = rehearse(tmp_path, "--parts", "fuzz", "agreement", "sanitizer", "races")
     assert done.returncode == 0, done.stdout
     assert "4 equal to eager" in (tmp_path / "fuzz.log").read_text()
     losses: dict = left_by(tmp_path, "agreement").found["losses"]  # type: ignore[assignment]
     assert losses.keys() == {f"{model} {dtype}" for model in ("mlp", "bert") for dtype in ("fp32", "bf16")}
-    assert left_by(tmp_path, "sanitizer").status == "absent"
+    assert {left_by(tmp_path, name).status for name in ("sanitizer", "races")} == {"absent"}
 
 
 def test_the_host_s_time_is_told_beyond_autograds(tmp_path: Path) -> None:
@@ -168,6 +169,26 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert {*first} == {"a"} and status_of(wanted, first) == 3
     again = Runner(tmp_path / "out", "cpu", 60).run_all(wanted)
     assert {*again} == {"a", "b"} and status_of(wanted, again) == 0 and count.read_text() == "xx"
+
+
+@pytest.mark.parametrize("other", ["machine", "commit", "changes"])
+def test_of_another_commit_or_machine_it_is(other: str, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    wanted = [Part("a", script(f"open({str(count)!r}, 'a').write('x')"), 60)]
+    Runner(tmp_path, "cpu", 60).run_all(wanted)
+    left = json.loads((tmp_path / "a.json").read_text())
+    assert (left["machine"], left["commit"], left["changes"]) == origin("cpu")
+    (tmp_path / "a.json").write_text(json.dumps({**left, other: "another"}))
+    assert not Runner(tmp_path, "cpu", 0).run_all(wanted)  # nor is it told of this one
+    outcomes = Runner(tmp_path, "cpu", 60).run_all(wanted)
+    assert asdict(outcomes["a"]) == {**left, "seconds": outcomes["a"].seconds} and count.read_text() == "xx"
+
+
+def test_the_table_says_of_which_commit_a_part_is() -> None:
+    part, commit = Part("x", (), 60), "0123456789abcdef"
+    for changes, told in (("", "012345678"), ("5f", "012345678+")):
+        table = table_of_tests([part], {"x": Outcome("x", "passed", commit=commit, changes=changes)})
+        assert next(iter(table.columns[-1].cells)) == told
 
 
 def test_what_was_ended_at_its_limit_or_lacked_its_program_is_tried_again_by_the_next_call(tmp_path: Path) -> None:

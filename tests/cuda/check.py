@@ -58,6 +58,8 @@ HEADER = r'include "(cuda/\w+/\w+\.h)"'
 NOT_WANTED = r"template <typename>\s*static __device__ __forceinline__ void (\w+)\("  # see cuda/gpu/target.h
 # Ops that CUDA computes, of large numbers, by a table in memory.
 WITH_TABLES = {"Sin", "Cos", "Tan"}
+# Ops that have other device code for 2^31 elements and more: programs that broadcast, and pools.
+WIDE = {"Add", "Where", "Dropout", "MaxPool", "AveragePool", "AdaptiveAvgPool"}
 
 
 # Of attention: what is stored, elements of a head, causal, dropped, mask. The last are too long for any kernel.
@@ -129,6 +131,10 @@ def write_sources(folder: str) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             if case not in attentions and any(t is not None and t.dtype.is_floating_point for t in case.inputs):
                 plan_both(of_type(case, dtype), outputs)
+    os.environ["EMULATED_NARROW_BITS"] = "0"  # of any element
+    for case in [case for case in CASES if case.op in WIDE]:
+        plan_both(case, [g is not None for g in out_grads(case, expected(case))])
+    del os.environ["EMULATED_NARROW_BITS"]
     core, device = on_device.loaded()
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         row = [device.put(torch.ones(1, dtype=dtype), "gpu") for _ in range(2)]

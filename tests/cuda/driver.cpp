@@ -157,6 +157,7 @@ struct grid {
   unsigned blocks, threads, shared_bytes;
 };
 struct function {
+  std::string name;
   int device;
   bool (*run)(const void *, grid);
   size_t bytes;
@@ -164,6 +165,8 @@ struct function {
 };
 std::map<void *, int> modules; /* the devices that they are loaded on */
 std::map<std::pair<void *, std::string>, function *> functions;
+std::string launched; /* a line for each */
+bool logs;
 
 }  // namespace
 
@@ -258,7 +261,8 @@ EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
   const auto bytes = (const size_t *)dlsym(module, (std::string(name) + "_bytes").c_str());
   if (!bytes) return NOT_FOUND;
   if (!f)
-    f = new function{modules.at(module), (bool (*)(const void *, grid))dlsym(module, name), *bytes};
+    f = new function{name, modules.at(module), (bool (*)(const void *, grid))dlsym(module, name),
+                     *bytes};
   *out = f;
   return SUCCESS;
 }
@@ -291,6 +295,7 @@ EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsign
   }
   const std::vector<char> copy((char *)parameters[0], (char *)parameters[0] + f->bytes);
   counts[device_now()].launches++;
+  if (logs) launched += f->name + " " + std::to_string(grid_x) + "\n";
   return give(on, [f, copy, g = grid{grid_x, block_x, shared_bytes}]() -> int {
     if (f->run(copy.data(), g)) return SUCCESS;
     std::unique_lock<std::mutex> locked(mutex);
@@ -349,24 +354,14 @@ EXPORT int cuMemHostGetDevicePointer_v2(device_ptr *at, void *host, unsigned) {
   *at = (device_ptr)host;
   return SUCCESS;
 }
-EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
+/* Reads the host's memory as late as may be. */
+EXPORT int cuMemcpyHtoDAsync_v2(device_ptr to, const void *from, size_t bytes, void *on) {
   ENTER(true)
-  if (const int error = forbidden()) return error;
-  if (bytes && !is_allocated((void *)to, bytes)) {
+  if (!is_allocated((void *)to, bytes)) {
     mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
     return INVALID_VALUE;
   }
-  const touching now(device_now());
-  memcpy((void *)to, from, bytes);
-  return SUCCESS;
-}
-EXPORT int cuMemcpyDtoHAsync_v2(void *to, device_ptr from, size_t bytes, void *on) {
-  ENTER(true)
-  if (!is_allocated((void *)from, bytes)) {
-    mistake("a copy of %zu bytes from %p, which are not out", bytes, (void *)from);
-    return INVALID_VALUE;
-  }
-  return give(on, [=] { return memcpy(to, (void *)from, bytes), SUCCESS; });
+  return give(on, [=] { return memcpy((void *)to, from, bytes), SUCCESS; });
 }
 EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, void *on) {
   ENTER(true)
@@ -437,6 +432,14 @@ EXPORT int emulated_fail(int64_t n, const char *name, int error) {
   const bool pending = fail_in >= 0;
   fail_in = n, fail_name = name, fail_with = error;
   return pending;
+}
+EXPORT const char *emulated_launched(int on) {
+  std::unique_lock<std::mutex> lock(mutex);
+  static std::string said;
+  said.swap(launched);
+  launched.clear();
+  logs = on;
+  return said.c_str();
 }
 EXPORT emulated_counts emulated_counted_on(int device) {
   std::unique_lock<std::mutex> lock(mutex);

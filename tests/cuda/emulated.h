@@ -45,6 +45,10 @@ typedef struct emulated_counts {
 emulated_counts emulated_counted(void); /* of all devices */
 emulated_counts emulated_counted_on(int device);
 
+/* The kernels launched since it was last called with `on`, and how many blocks of each, a line for
+ * a launch; valid until it is called again. From now on they are noted, or not. */
+const char *emulated_launched(int on);
+
 /* Of the stand-in for PyTorch: tensors that are out; the stream that it works in on a device from
  * now on, and does now; and whether what ops give lies with channels innermost. */
 int64_t emulated_tensors(void);

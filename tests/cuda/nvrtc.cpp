@@ -1,5 +1,5 @@
 /* A stand-in for NVRTC: the host's C++ compiler makes a library of a program, see emulator.h, by
- * the flags of EMULATED_FLAGS too.
+ * the flags of EMULATED_FLAGS too. 32 bits hold no more than EMULATED_NARROW_BITS.
  * VERSION is another for any change of it, so that nothing is kept of an earlier one. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,7 +116,8 @@ EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
   const char *const flags = getenv("EMULATED_FLAGS");
   const std::string command =
       "g++ -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-math-errno -w -fPIC "
-      "-shared -DOMC_EMULATED -I" EMULATOR " " +
+      "-shared -DOMC_EMULATED -DOMC_NARROW_BITS=" +
+      std::to_string(emulated_number("EMULATED_NARROW_BITS", 31)) + " -I" EMULATOR " " +
       std::string(flags ? flags : "") + " -I" + folder + " " + folder + "/unit.cpp -o " + folder +
       "/unit.so 2> " + folder + "/log";
   const bool made = system(command.c_str()) == 0;

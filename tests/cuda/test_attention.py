@@ -160,6 +160,16 @@ def test_what_dropout_keeps_is_drawn_for_some_heads_after_others(gpu: Gpu, how: 
     assert launches[1] - launches[0] == 2 * (2 + 3)  # each after one that draws
 
 
+def test_heads_that_take_turns_do_so_in_even_numbers(gpu: Gpu) -> None:
+    """Bits of 16 at a time are kept: of 18 heads 10 and 8, in whole groups, and not 16 and 2."""
+    inputs, dy = operands((9, 2, 1, 40, 36, 8, 8), torch.bfloat16, seed=6)
+    how = "p=0.3,subsequence=5"
+    with gpu.launches() as launches:
+        found = step(gpu, "gpu", inputs, dy, how)
+    assert_near(found, step(gpu, "cpu", inputs, dy, how), torch.bfloat16)
+    assert [n for name, n in launches if name == "attention"] == [10, 8]  # a block for each
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("how", ["p=0.3,subsequence=5", "is_causal=1,p=0.3,subsequence=5"])
 def test_what_would_take_much_memory_is_not_drawn_ahead(gpu: Gpu, how: str, dtype: torch.dtype) -> None:

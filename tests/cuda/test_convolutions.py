@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from cold_gpu import Cold
 from emulated_gpu import Gpu
 from hardware_gpu import Hardware
 from torch import Tensor
@@ -92,6 +94,20 @@ def assert_step_is_pytorchs(
     given = last(inputs)
     got = step(gpu, graph("Conv", given, **how, channels_last=1), given, *last([dy]))
     assert_close(gpu, got, last(want))
+
+
+def test_the_copy_of_a_result_is_compiled_from_when_the_plan_is_made(cold: Cold, tmp_path: Path) -> None:
+    text = graph("Conv", [random(2, 3, 6, 5), random(4, 3, 3, 3)])
+    ran = cold.run(
+        f"import glob, time\n"
+        f"plan, _ = gpu.plan({text!r}, [torch.ones(2, 3, 6, 5), torch.ones(4, 3, 3, 3)])\n"
+        f"end = time.monotonic() + 20\n"
+        f"while not (found := glob.glob({str(tmp_path)!r} + '/*.cu')) and time.monotonic() < end: time.sleep(0.01)\n"
+        f"print(*[open(at).readline().strip() for at in found])",
+        EMULATED_SOURCES=str(tmp_path),
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert ran == ("#define OMC_WANTED_copy_16 ,\n", "", 0)
 
 
 @pytest.fixture

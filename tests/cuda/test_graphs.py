@@ -371,6 +371,45 @@ def test_a_capture_of_the_users_goes_on_where_plans_are_dropped(gpu: Gpu) -> Non
         del again
 
 
+def test_a_constant_is_not_uploaded_into_a_capture_of_the_users(gpu: Gpu) -> None:
+    """Which goes on; its launches would copy what the host has there by then."""
+    with captured(gpu) as graph, pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+        gpu.plan(ADDING, [torch.ones(600)])
+    with gpu.entered():
+        assert gpu.driver.cuGraphLaunch(graph, None) == 0
+        gpu.driver.cuGraphExecDestroy(graph)
+    (y,) = gpu.forward(ADDING, [torch.ones(600)])
+    assert torch.equal(y, torch.arange(600.0) + 1)
+
+
+def test_a_constant_waits_for_no_other_stream(gpu: Gpu) -> None:
+    (plan, given), side = gpu.plan(DOUBLING, [torch.ones(4)]), gpu.stream()
+    _others = gpu.plan(ADDING, [torch.ones(600)])  # before which memory is given back that waits for all streams
+    gpu.pause(side)
+    gpu.use(side)
+    (y,), _ = plan.forward(given, 0)
+    gpu.use(0)
+    gpu.fail(0, b"cuCtxSynchronize", LAUNCH_FAILED)  # which would wait forever
+    (x,) = gpu.forward(ADDING, [torch.ones(600)])
+    gpu.resume(side)
+    gpu.wait(side)
+    assert torch.equal(x, torch.arange(600.0) + 1) and gpu.get(y).eq(2).all()
+
+
+def test_a_constant_is_written_after_what_its_memory_was_used_for(gpu: Gpu) -> None:
+    """In the stream that it was freed for, which has yet to do that."""
+    given, there, plans = [gpu.put(torch.ones(600))], gpu.put(torch.zeros(600)), []
+    session = gpu.core.Session(ADDING, {}, provider="gpu")
+    planning = threading.Thread(target=lambda: plans.append(session.plan(given, [False], [False])))
+    gpu.pause(0)
+    del there
+    planning.start()
+    planning.join(0.2)
+    gpu.resume(0)
+    planning.join()
+    assert torch.equal(repeat(gpu, plans[0], given), torch.arange(600.0) + 1)
+
+
 def test_constants_of_a_plan_that_is_dropped_stay_until_all_streams_have_read_them(gpu: Gpu) -> None:
     (plan, given), side = gpu.plan(ADDING, [torch.ones(600)]), gpu.stream()
     repeat(gpu, plan, given)

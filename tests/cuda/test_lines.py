@@ -113,11 +113,24 @@ def test_softmax_and_its_gradient(gpu: Gpu, shape: tuple[int, ...], axis: int, d
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
-def test_what_is_not_finite_in_a_softmax(gpu: Gpu, op: str) -> None:
-    x = torch.zeros(6, 40)
+@pytest.mark.parametrize(("n", "axis"), [(40, 1), (9001, 1), (40, 0)], ids=str)  # a warp, a block, columns
+def test_what_is_not_finite_in_a_softmax(gpu: Gpu, op: str, n: int, axis: int) -> None:
+    x = torch.zeros(8, n)
     x[0], x[1, 3], x[2, 3], x[3, 3], x[4, ::2] = -inf, inf, -inf, nan, -inf
+    x[5, :-1], x[6, ::3], x[7, n // 2] = -inf, inf, 100.0
+    x = x if axis else x.T.contiguous()
     of = torch.softmax if op == "Softmax" else torch.log_softmax
-    torch.testing.assert_close(gpu.forward(graph(f"{op}(%x0)", [x]), [x])[0], of(x, -1), equal_nan=True)
+    text = graph(f"{op}(%x0) {{axis={axis}}}", [x])
+    torch.testing.assert_close(gpu.forward(text, [x])[0], of(x, axis), equal_nan=True)
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_the_largest_of_a_long_row_may_be_met_at_any_time(gpu: Gpu, rises: bool) -> None:
+    """In rows that rise each element is larger than all before, in those that fall none is."""
+    x = torch.linspace(-400, 400, 2 * 9001).view(2, 9001)
+    x = x if rises else x.flip(1)
+    (y,) = gpu.forward(graph("Softmax(%x0)", [x]), [x])
+    torch.testing.assert_close(y, torch.softmax(x.double(), -1).float(), rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])

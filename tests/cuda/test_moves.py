@@ -100,11 +100,12 @@ def test_many_parts_are_joined_by_few_launches(gpu: Gpu, dtype: torch.dtype, axi
 @pytest.mark.parametrize("dtype", SIZES, ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axis: int) -> None:
-    x, lengths = numbers(67, 67, 67, dtype=dtype), [(3 * i) % 5 for i in range(33)] + [3]
+    shape = [67 if d == axis else 40 for d in range(3)]
+    x, lengths = numbers(*shape, dtype=dtype), [(3 * i) % 5 for i in range(33)] + [3]
     outputs = ", ".join(f"%y{i}" for i in range(len(lengths)))
     text = "\n".join(
         [
-            f"input %x : {DTYPE_TEXT[dtype]}[67,67,67]",
+            f"input %x : {DTYPE_TEXT[dtype]}{shape}",
             f"const %n : i64[{len(lengths)}] = {lengths}",
             f"{outputs} = Split(%x, %n) {{axis={axis}}}",
             f"return {outputs}\n",
@@ -114,6 +115,35 @@ def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axi
     for got, want in zip(gpu.forward(text, [x], outputs=len(lengths)), x.split(lengths, axis), strict=True):
         assert torch.equal(got, want)
     assert gpu.counted().launches == before + 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "kernels"),
+    [
+        ([8, 8, 3], ["copies_4"]),  # little is not worth a launch of its own
+        ([1 << 18, 1 << 18, 3], ["copies_16", "copies_4"]),
+        ([8, 3, 1 << 19], ["copies_4"]),  # which lies behind the odd one
+        ([1 << 18, 0, 5, 1], ["copies_16", "copies_4"]),
+        ([0, 0], []),
+    ],
+    ids=str,
+)
+def test_an_odd_part_does_not_slow_down_large_ones(
+    gpu: Gpu, lengths: list[int], kernels: list[str], apart: bool
+) -> None:
+    whole, names = numbers(sum(lengths)), [f"%p{i}" for i in range(len(lengths))]
+    parts, listed = [*whole.split(lengths)], ", ".join(names)
+    if apart:
+        taken = f"const %n : i64[{len(lengths)}] = {lengths}\n{listed} = Split(%x0, %n) {{axis=0}}\nreturn {listed}\n"
+        text, inputs, want = f"input %x0 : f32[{len(whole)}]\n{taken}", [whole], parts
+    else:
+        given = "\n".join(f"input {name} : f32[{n}]" for name, n in zip(names, lengths, strict=True))
+        text, inputs, want = f"{given}\n%y = Concat({listed}) {{axis=0}}\nreturn %y\n", parts, [whole]
+    with gpu.launches() as launches:
+        found = gpu.forward(text, inputs, outputs=len(want))
+    assert all(map(torch.equal, found, want))
+    assert [name for name, _ in launches] == kernels
 
 
 @pytest.mark.parametrize("dtype", SIZES, ids=str)
@@ -240,7 +270,7 @@ def test_an_index_out_of_range_is_told_once_with_its_node(
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
-@pytest.mark.parametrize("shape", [(2, 2500, 1), (2, 30, 300), (3, 1, 1), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2500, 1), (3, 33, 1), (300, 10, 1), (2, 30, 300), (3, 1, 1), (2, 0, 4)], ids=str)
 @pytest.mark.parametrize(("reverse", "exclusive"), [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_running_sums(gpu: Gpu, dtype: torch.dtype, shape: tuple[int, ...], reverse: int, exclusive: int) -> None:
     x = numbers(*shape, dtype=dtype)
@@ -250,9 +280,40 @@ def test_running_sums(gpu: Gpu, dtype: torch.dtype, shape: tuple[int, ...], reve
 
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
-@pytest.mark.parametrize("shape", [(3, 1000, 1), (2, 30, 300), (3, 1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1000, 1), (300, 32, 1), (2, 33, 1), (2, 30, 300), (3, 1, 1)], ids=str)
 def test_the_first_of_the_extremes(gpu: Gpu, op: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = numbers(*shape, dtype=dtype).clamp(-1, 1)  # ties
     if dtype.is_floating_point and shape[1] > 1:
         x[1, 20:25] = float("nan")
     assert_as_on_the_cpu(gpu, node(f"{op}(%x0) {{axis=1}}", [x]), [x])
+
+
+@pytest.mark.parametrize(("n", "kernel", "blocks"), [(32, "arg_columns", 2), (33, "arg_rows", 300)])
+def test_short_rows_have_no_block_each(gpu: Gpu, n: int, kernel: str, blocks: int) -> None:
+    x = numbers(300, n).round()
+    with gpu.launches() as launches:
+        (found,) = gpu.forward(node("ArgMax(%x0) {axis=1}", [x]), [x])
+    assert torch.equal(found[:, 0], x.argmax(1)) and launches == [(kernel, blocks)]
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "k", "kernel", "blocks"),
+    [((300, 8, 1), 2, "topk_short", 2), ((3, 8, 7), 8, "topk_short", 1), ((3, 64, 1), 9, "topk", 3)],
+    ids=str,
+)
+def test_the_first_of_short_lines(
+    gpu: Gpu, shape: tuple[int, ...], k: int, kernel: str, blocks: int, dtype: torch.dtype, largest: int
+) -> None:
+    x = numbers(*shape, dtype=dtype)
+    x = x.round() if dtype.is_floating_point else x % 5  # ties
+    if dtype.is_floating_point:
+        x[1, 2:4], x[2, 0], x[2, 5] = float("nan"), float("inf"), -0.0
+    lines = ["const %k : i64[1] = [" + str(k) + "]", f"%y, %i = TopK(%x0, %k) {{axis=1, largest={largest}}}"]
+    text = "\n".join([f"input %x0 : {DTYPE_TEXT[dtype]}{[*shape]}".replace(", ", ","), *lines, "return %y, %i\n"])
+    with gpu.launches() as launches:
+        found = gpu.forward(text, [x], outputs=2)
+    for got, want in zip(found, gpu.on_the_cpu(text, [x], outputs=2), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert launches == [(kernel, blocks)]

@@ -131,6 +131,41 @@ def test_no_plan_is_asked_for_in_a_step(gpu: Gpu) -> None:
     gpu.get(plan.forward(given, 0)[0][0])
 
 
+def moved(gpu: Gpu, x: Tensor, by: int, kept: list[Tensor]) -> Tensor:
+    """So many elements behind an aligned address, in a tensor that is kept."""
+    kept.append(gpu.put(torch.cat([x.new_zeros(by), x])))
+    return gpu.rest(kept[-1], by)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("by", [(1, 0), (1, 1), (0, 1), (2, 4), (4, 2)], ids=str)
+def test_of_operands_at_any_address_one_is_asked_for_once(gpu: Gpu, dtype: torch.dtype, by: tuple[int, int]) -> None:
+    """Where they lie so again, as in all steps but the first."""
+    inputs = [random(8, dtype=dtype), random(8, 8, dtype=dtype, seed=1), random(8, dtype=dtype, seed=2)]
+    (plan, given), (want,) = gpu.plan(product(inputs), inputs), gpu.on_the_cpu(product(inputs), inputs)
+    kept: list[Tensor] = []
+    given[0], given[2] = moved(gpu, inputs[0], by[0], kept), moved(gpu, inputs[2], by[1], kept)
+    torch.testing.assert_close(gpu.get(plan.forward(given, 0)[0][0]), want)
+    gpu.fail(0, b"cublasLtMatmulAlgoGetHeuristic", LAUNCH_FAILED)
+    torch.testing.assert_close(gpu.get(plan.forward(given, 0)[0][0]), want)
+    assert gpu.fail(-1, None, 0)  # nor while it is captured, where a failure is not told
+
+
+def test_what_was_said_of_one_address_or_precision_is_not_anothers(gpu: Gpu) -> None:
+    """The stand-in checks at each product that its plan is one for what it is given."""
+    inputs = [torch.full((16,), 1 + 2**-12), torch.eye(16), torch.zeros(16)]
+    plan, given = gpu.plan(product(inputs), inputs)
+    seen, kept = [], []
+    for precision, n, of_bias in (("ieee", 1, 0), ("tf32", 1, 0), ("ieee", 1, 4), ("ieee", 1, 1), ("ieee", 2, 1)) * 2:
+        given[0], given[2] = moved(gpu, inputs[0], n, kept), moved(gpu, inputs[2], of_bias, kept)
+        torch.backends.cuda.matmul.fp32_precision = precision
+        try:
+            seen.append(gpu.get(plan.forward(given, 0)[0][0])[0].item())
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "none"
+    assert seen == [1 + 2**-12, 1, *[1 + 2**-12] * 3] * 2
+
+
 @pytest.mark.parametrize("error", [ALLOC_FAILED, LAUNCH_FAILED])
 @pytest.mark.parametrize("name", CALLS, ids=lambda name: name.decode())
 def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gpu, name: bytes, error: int) -> None:

@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "python/binding.h"
+#include "tests/cuda/emulated.h"
 
 /* Linked with --wrap: what the product asks for by name may be such a device too. */
 omc_status __real_omc_provider_find(const char *name, const omc_provider **out);
@@ -30,6 +31,12 @@ omc_status __wrap_omc_provider_find(const char *name, const omc_provider **out) 
   else
     return __real_omc_provider_find(name, out);
   return OMC_OK;
+}
+
+/* Where tests want it so, few elements have the kernels that are for 2^31 and more. */
+int64_t __wrap_omc_cuda_narrow(void);
+int64_t __wrap_omc_cuda_narrow(void) {
+  return (int64_t)1 << emulated_number("EMULATED_NARROW_BITS", 31);
 }
 
 int __real_omc_current_queue(const omc_module *m, const omc_provider *provider, void **out);

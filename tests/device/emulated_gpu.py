@@ -36,6 +36,7 @@ class Gpu:
         self.core, self._device, self.driver, self.name, self.number = core, device, driver, name, number
         driver.emulated_counted.restype = driver.emulated_counted_on.restype = Counts
         driver.emulated_stream.restype = ctypes.c_void_p
+        driver.emulated_launched.restype = ctypes.c_char_p
         self.torch = ctypes.CDLL("libtorch_cuda.so")
         self.torch.emulated_tensors.restype = ctypes.c_int64
 
@@ -90,6 +91,15 @@ class Gpu:
 
     def counted_here(self) -> Counts:
         return self.driver.emulated_counted_on(self.number)
+
+    @contextlib.contextmanager
+    def launches(self) -> Iterator[list[tuple[str, int]]]:
+        """Those within, once they have been: the kernel of each and its blocks."""
+        found: list[tuple[str, int]] = []
+        self.driver.emulated_launched(1)
+        yield found
+        lines = self.driver.emulated_launched(0).decode().splitlines()
+        found.extend((name, int(blocks)) for name, blocks in map(str.split, lines))
 
     def tensors(self) -> int:
         """PyTorch's that are out."""
