@@ -137,14 +137,16 @@ static PyObject *after_stage(PyObject *module, PyObject *args, PyObject *kwargs,
   omc_callbacks_ctx ctx = {r.m, omc_provider_host(), called};
   const omc_callbacks callbacks = omc_make_callbacks(&ctx);
   if (called != Py_None) r.callbacks = &callbacks;
-  omc_constants find = {r.m, constants};
+  omc_given_constants given = {NULL, NULL};
+  if (constants != Py_None && omc_given_constants_init(&given, r.m, constants) < 0) return NULL;
   omc_status status =
       omc_graph_parse(omc_default_allocator(), text, (size_t)n,
-                      constants == Py_None ? NULL : omc_constants_find, &find, &r.graph);
+                      given.dict ? omc_given_constants_find : NULL, &given, &r.graph);
   if (status == OMC_OK) status = run_stage(&r, stage);
   result = status == OMC_OK ? show(r.m, r.graph) : omc_raise(r.m, status);
   omc_graph_destroy(r.graph);
   omc_graph_destroy(r.template);
+  omc_given_constants_drop(&given);
   return result;
 }
 
