@@ -1,8 +1,9 @@
 #include "optim/optim.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "base/extent.h"
 
 /* How many states a rule has with these numbers. */
 static int n_states(omc_optim_rule rule, const omc_optim_numbers *numbers) {
@@ -38,26 +39,16 @@ omc_status omc_optim_check(const omc_optim_step *step) {
   return OMC_OK;
 }
 
-typedef struct span {
-  uintptr_t begin, end;
-} span;
-
-static int by_begin(const void *a, const void *b) {
-  const uintptr_t x = ((const span *)a)->begin, y = ((const span *)b)->begin;
-  return (x > y) - (x < y);
-}
-
 omc_status omc_optim_overlap(const omc_optim_step *step, omc_arena *arena, bool *out) {
-  span *spans = OMC_NEW_ARRAY(arena, span, (size_t)step->n + 1);
-  if (!spans) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
+  omc_extent *extents = OMC_NEW_ARRAY(arena, omc_extent, (size_t)step->n + 1);
+  if (!extents) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
+  size_t n = 0;
   for (uint32_t i = 0; i < step->n; i++) {
     const omc_optim_tensor *t = &step->tensors[i];
-    const uintptr_t begin = (uintptr_t)(t->param ? t->param : t->grad);
-    spans[i] = (span){begin, begin + (size_t)t->n * omc_dtype_size(t->dtype)};
+    const size_t bytes = (size_t)t->n * omc_dtype_size(t->dtype);
+    if (bytes) extents[n++] = omc_extent_of(t->param ? t->param : t->grad, bytes, i);
   }
-  qsort(spans, step->n, sizeof *spans, by_begin);
-  *out = false;
-  for (uint32_t i = 1; i < step->n; i++) *out |= spans[i].begin < spans[i - 1].end;
+  *out = omc_extents_sort(extents, n) != NULL;
   return OMC_OK;
 }
 
