@@ -5,18 +5,42 @@
 
 #include "base/extent.h"
 
-/* How many states a rule has with these numbers. */
+double *omc_optim_number(omc_optim_numbers *numbers, const char *name, size_t n) {
+  static const struct {
+    const char *name;
+    size_t at;
+  } known[] = {
+#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
+#include "optim/numbers.def"
+#undef OMC_NUMBER
+  };
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strlen(known[i].name) == n && memcmp(known[i].name, name, n) == 0)
+      return (double *)(void *)((char *)numbers + known[i].at);
+  return NULL;
+}
+
+const char *omc_optim_state(omc_optim_rule rule, const omc_optim_numbers *numbers, int i) {
+  enum { ALWAYS, AMSGRAD, MOMENTUM }; /* when there is such a state */
+  static const struct {
+    const char *name;
+    int when;
+  } states[OMC_N_RULE][OMC_OPTIM_STATES] = {
+      [OMC_RULE_ADAM] = {{"exp_avg", ALWAYS}, {"exp_avg_sq", ALWAYS}, {"max_exp_avg_sq", AMSGRAD}},
+      [OMC_RULE_SGD] = {{"momentum_buffer", MOMENTUM}},
+      [OMC_RULE_LAMB] = {{"exp_avg", ALWAYS}, {"exp_avg_sq", ALWAYS}},
+  };
+  if (i >= OMC_OPTIM_STATES) return NULL;
+  const int when = states[rule][i].when;
+  if ((when == AMSGRAD && numbers->amsgrad == 0) || (when == MOMENTUM && numbers->momentum == 0))
+    return NULL;
+  return states[rule][i].name;
+}
+
 static int n_states(omc_optim_rule rule, const omc_optim_numbers *numbers) {
-  switch (rule) {
-    case OMC_RULE_ADAM:
-      return numbers->amsgrad != 0 ? 3 : 2;
-    case OMC_RULE_SGD:
-      return numbers->momentum != 0 ? 1 : 0;
-    case OMC_RULE_LAMB:
-      return 2;
-    default:
-      return 0;
-  }
+  int n = 0;
+  while (omc_optim_state(rule, numbers, n)) n++;
+  return n;
 }
 
 static omc_status check_tensor(const omc_optim_step *step, uint32_t i) {
