@@ -93,7 +93,7 @@ static int read_tensors(const omc_module *m, backward_object *self, uint32_t ste
   for (uint32_t i = 0; i < n_in; i++)
     used[i] = part->reads_input[i] && self->uses->inputs[i].read > step;
   for (uint32_t k = 0; k < n_out; k++) {
-    values[k] = g->result->in[k].value;
+    values[k] = omc_in(g->result, k);
     output_used[k] = part->reads_output[k] && self->uses->outputs[k] > step;
     grad_used[k] = g->grads && g->grads[k] && g->grads[k]->uses && self->uses->grads[k] > step &&
                    PyTuple_GetItem(self->tuples[2], (Py_ssize_t)k) != Py_None;

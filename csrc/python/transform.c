@@ -49,7 +49,7 @@ static omc_status differentiate_stage(request *r) {
   if (!mask) OMC_FAIL(ENOMEM, "%zu gradient flags", n);
   in = mask + g->n_outputs;
   for (uint32_t k = 0; k < g->n_outputs; k++)
-    mask[k] = omc_dtype_is_float(g->result->in[k].value->type.dtype);
+    mask[k] = omc_dtype_is_float(omc_in(g->result, k)->type.dtype);
   for (uint32_t i = 0; i < g->n_inputs; i++) in[i] = g->inputs[i]->requires_grad;
   omc_status status = OMC_OK;
   if (r->out_grads != Py_None &&
