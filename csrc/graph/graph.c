@@ -75,13 +75,9 @@ static omc_status new_value(omc_graph *g, omc_role role, uint32_t index, const c
 /* Makes room for `need` pointers in a list that has room for *cap, `n` of them in use. */
 static omc_status reserve(omc_arena *arena, omc_value ***list, uint32_t n, uint32_t *cap,
                           uint32_t need) {
-  if (need <= *cap) return OMC_OK;
-  const uint32_t room = need > 2 * *cap ? need : 2 * *cap;
-  omc_value **grown = OMC_NEW_ARRAY(arena, omc_value *, room);
-  if (!grown) return no_memory();
-  if (n) memcpy(grown, *list, n * sizeof(omc_value *));
+  omc_value **grown = omc_arena_grow(arena, *list, n, cap, need, sizeof *grown);
+  if (!grown && need) return no_memory();
   *list = grown;
-  *cap = room;
   return OMC_OK;
 }
 

@@ -4,6 +4,8 @@
 
 #include <structmember.h>
 
+#include "base/hash.h"
+
 /* One thing found: an object (a class or a name), a number, or both. */
 typedef struct entry {
   PyObject *object; /* owned, or NULL */
@@ -88,8 +90,7 @@ static void set_hash(fingerprint_object *self) {
   uint64_t hash = (uint64_t)self->n;
   for (Py_ssize_t i = 0; i < self->n; i++) {
     const entry f = self->entries[i];
-    hash = (hash ^ (uint64_t)hash_object(f.object) ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 32;
+    hash = omc_hash_mix(hash, (uint64_t)hash_object(f.object) ^ (uint64_t)f.number);
   }
   self->hash = (Py_hash_t)(hash >> 1);
 }

@@ -335,3 +335,26 @@ TEST(base_extents) {
   CHECK(omc_extents_sort(two, 1) == NULL && omc_extents_sort(two, 0) == NULL);
   CHECK(omc_extents_meet(two, 0, &two[1]) == NULL);
 }
+
+TEST(base_arena_grows_a_list) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  omc_arena arena;
+  omc_arena_init(&arena, &memory.allocator);
+  uint32_t cap = 0, *list = NULL;
+  for (uint32_t n = 0; n < 3000; n++) {
+    const uint32_t before = cap;
+    list = omc_arena_grow(&arena, list, n, &cap, n + 1, sizeof *list);
+    REQUIRE(list && cap > n && (cap == before || cap >= 2 * before));
+    list[n] = n;
+  }
+  for (uint32_t n = 0; n < 3000; n++) CHECK_INT(list[n], n);
+  CHECK(omc_arena_grow(&arena, list, 3000, &cap, cap, sizeof *list) == list);
+  const uint32_t before = cap;
+  memory.calls = 0, memory.fail_at = 0;
+  CHECK(!omc_arena_grow(&arena, list, 3000, &cap, UINT32_MAX, 8));
+  CHECK_INT(cap, before);
+  CHECK_INT(list[2999], 2999);
+  omc_arena_deinit(&arena);
+  CHECK_INT(memory.live_blocks, 0);
+}
