@@ -1,6 +1,5 @@
 #include "base/arena.h"
 
-#include <stdint.h>
 #include <string.h>
 
 #define ALIGNMENT 16
@@ -74,6 +73,17 @@ void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size) {
 
 void *omc_arena_elements(omc_arena *arena, size_t count, size_t size) {
   return zeroed(arena, count, size, ELEMENTS_ALIGNMENT);
+}
+
+void *omc_arena_grow(omc_arena *arena, void *list, uint32_t n, uint32_t *cap, uint32_t need,
+                     size_t size) {
+  if (need <= *cap) return list;
+  const uint32_t twice = *cap ? 2 * *cap : 8, room = need > twice ? need : twice;
+  void *grown = omc_arena_alloc(arena, room, size);
+  if (!grown) return NULL;
+  if (n) memcpy(grown, list, n * size);
+  *cap = room;
+  return grown;
 }
 
 bool omc_arena_holds(const omc_arena *arena, const void *ptr) {

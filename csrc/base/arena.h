@@ -2,6 +2,8 @@
 #ifndef OMC_BASE_ARENA_H
 #define OMC_BASE_ARENA_H
 
+#include <stdint.h>
+
 #include "base/alloc.h"
 
 #ifdef __cplusplus
@@ -30,6 +32,12 @@ void *omc_arena_elements(omc_arena *arena, size_t count, size_t size);
 
 /* Copies `n` bytes of `text` and a terminating zero; NULL when there is no memory. */
 char *omc_arena_text(omc_arena *arena, const char *text, size_t n);
+
+/* Room for `need` elements: `list` where *cap is as many, else, with *cap as it is then, a copy of
+ * its first n elements with room for twice as many as before at least. NULL when there is no
+ * memory, *cap and `list` then unchanged. */
+void *omc_arena_grow(omc_arena *arena, void *list, uint32_t n, uint32_t *cap, uint32_t need,
+                     size_t size);
 
 /* Whether `ptr` points into memory of the arena. */
 bool omc_arena_holds(const omc_arena *arena, const void *ptr);

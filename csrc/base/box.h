@@ -14,6 +14,7 @@ typedef struct omc_box {
   int64_t src_offset, dst_offset; /* of the first element; all in elements */
 } omc_box;
 
+/* How many elements go: the product of its dims, of none 1. It must fit in an int64. */
 int64_t omc_box_numel(const omc_box *box);
 
 /* Drops dims of 1, turns round those that dst steps through backwards, and joins neighbours that

@@ -28,6 +28,7 @@ OMC_API int64_t omc_shape_numel(const omc_shape *shape);
 /* Product of dims[from .. to-1], in the same way. */
 int64_t omc_shape_span(const omc_shape *shape, int32_t from, int32_t to);
 
+/* Whether rank and dims are the same, of a type the dtype too; -1 is equal to -1 alone. */
 bool omc_shape_equal(const omc_shape *a, const omc_shape *b);
 bool omc_type_equal(const omc_type *a, const omc_type *b);
 

@@ -75,13 +75,9 @@ static omc_status new_value(omc_graph *g, omc_role role, uint32_t index, const c
 /* Makes room for `need` pointers in a list that has room for *cap, `n` of them in use. */
 static omc_status reserve(omc_arena *arena, omc_value ***list, uint32_t n, uint32_t *cap,
                           uint32_t need) {
-  if (need <= *cap) return OMC_OK;
-  const uint32_t room = need > 2 * *cap ? need : 2 * *cap;
-  omc_value **grown = OMC_NEW_ARRAY(arena, omc_value *, room);
-  if (!grown) return no_memory();
-  if (n) memcpy(grown, *list, n * sizeof(omc_value *));
+  omc_value **grown = omc_arena_grow(arena, *list, n, cap, need, sizeof *grown);
+  if (!grown && need) return no_memory();
   *list = grown;
-  *cap = room;
   return OMC_OK;
 }
 
@@ -231,30 +227,33 @@ omc_status omc_graph_write_over(omc_graph *g, uint32_t output, omc_value *input)
   return OMC_OK;
 }
 
+/* OMC_OK if both are of one type; else with output k's in a, and the other's in b. */
+static omc_status compare_types(const omc_graph *g, uint32_t k, const omc_value *other,
+                                char a[OMC_TYPE_TEXT], char b[OMC_TYPE_TEXT]) {
+  const omc_type *of = &omc_in(g->result, k)->type;
+  if (!other || omc_type_equal(&other->type, of)) return OMC_OK;
+  omc_type_text(of, a, OMC_TYPE_TEXT);
+  omc_type_text(&other->type, b, OMC_TYPE_TEXT);
+  return other->type.dtype == of->dtype ? OMC_ESHAPE : OMC_EDTYPE;
+}
+
 omc_status omc_graph_check_over(const omc_graph *g) {
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   for (uint32_t k = 0; k < g->n_outputs; k++) {
-    const omc_value *input = omc_over(g, k);
-    if (!input) continue;
-    const omc_type *to = &input->type, *from = &omc_in(g->result, k)->type;
-    if (omc_type_equal(to, from)) continue;
-    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    return omc_fail(to->dtype == from->dtype ? OMC_ESHAPE : OMC_EDTYPE,
-                    "output %u, %s, is written over input %u '%s', %s", k,
-                    omc_type_text(from, a, sizeof a), input->index, input->name ? input->name : "",
-                    omc_type_text(to, b, sizeof b));
+    const omc_value *over = omc_over(g, k);
+    const omc_status status = compare_types(g, k, over, a, b);
+    if (status != OMC_OK)
+      return omc_fail(status, "output %u, %s, is written over input %u '%s', %s", k, a, over->index,
+                      over->name ? over->name : "", b);
   }
   return OMC_OK;
 }
 
 omc_status omc_graph_check_grads(const omc_graph *g) {
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   for (uint32_t k = 0; k < g->n_outputs && k < g->cap_grads; k++) {
-    if (!g->grads[k]) continue;
-    const omc_type *of = &omc_in(g->result, k)->type, *grad = &g->grads[k]->type;
-    if (omc_type_equal(grad, of)) continue;
-    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    return omc_fail(grad->dtype == of->dtype ? OMC_ESHAPE : OMC_EDTYPE,
-                    "output %u is %s, its gradient %s", k, omc_type_text(of, a, sizeof a),
-                    omc_type_text(grad, b, sizeof b));
+    const omc_status status = compare_types(g, k, g->grads[k], a, b);
+    if (status != OMC_OK) return omc_fail(status, "output %u is %s, its gradient %s", k, a, b);
   }
   return OMC_OK;
 }

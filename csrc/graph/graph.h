@@ -43,12 +43,13 @@ struct omc_value {
   omc_type type;    /* rank -1: not inferred yet */
   omc_role role;
   uint32_t id;        /* below graph->n_values; index of side arrays */
-  uint32_t index;     /* NODE: which output; INPUT: which input; GRAD: which output */
+  uint32_t index;     /* NODE: which output; INPUT: which input; GRAD: of which output; CONST that
+                         a pass has computed: which output of the node that gave it */
   bool requires_grad; /* INPUT only: the caller may ask for its gradient */
   omc_node *producer; /* NODE only, else NULL */
   const void *data;   /* CONST only, else NULL */
   omc_recipe *recipe; /* CONST whose data is in the graph's scratch arena, else NULL */
-  bool sets_shape;    /* CONST that a shape rule has read */
+  bool sets_shape;    /* a shape rule has asked for its elements: as CONST it stays one */
   omc_use *uses;      /* first use or NULL */
 };
 
@@ -200,11 +201,6 @@ static inline omc_value *omc_over(const omc_graph *g, uint32_t k) {
 /* The phase that gives input r of the result node. */
 static inline omc_phase omc_result_phase(const omc_graph *g, uint32_t r) {
   return r < g->n_outputs ? OMC_FORWARD : OMC_BACKWARD + (r - g->n_outputs) / g->n_inputs;
-}
-
-/* True for gradients given by the caller and outputs of backward nodes. */
-static inline bool omc_is_backward(const omc_value *v) {
-  return v->role == OMC_ROLE_GRAD || (v->producer && v->producer->phase != OMC_FORWARD);
 }
 
 /* Whether that phase may read the value: forward reads nothing of a backward, and a backward

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/hash.h"
+
 void omc_names_init(omc_names *names, const omc_allocator *allocator) {
   *names = (omc_names){allocator, NULL, 0, 0};
 }
@@ -11,16 +13,9 @@ void omc_names_deinit(omc_names *names) {
   omc_names_init(names, names->allocator);
 }
 
-/* FNV-1a. */
-static uint64_t hash(const char *name, size_t n) {
-  uint64_t h = 14695981039346656037u;
-  for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)name[i]) * 1099511628211u;
-  return h ^ h >> 32;
-}
-
 /* The slot that holds the name, or the free one where it belongs. */
 static omc_value **slot_of(const omc_names *names, const char *name, size_t n) {
-  for (size_t i = (size_t)hash(name, n);; i++) {
+  for (size_t i = (size_t)omc_hash_bytes(name, n);; i++) {
     omc_value **slot = &names->slots[i & (names->cap - 1)];
     if (!*slot || (strlen((*slot)->name) == n && !memcmp((*slot)->name, name, n))) return slot;
   }

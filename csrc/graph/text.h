@@ -35,8 +35,9 @@ omc_status omc_graph_parse(const omc_allocator *allocator, const char *text, siz
                            omc_find_data find, void *find_ctx, omc_graph **out) OMC_MUST_USE;
 
 /* Prints the graph. Constants above 16 elements are printed as `@`; values without a name as
- * their position (%0, %1, ...). *out is allocated from `allocator` with *bytes including the
- * terminating zero; free with omc_free(allocator, *out, 1, *bytes). */
+ * numbers (%0, %1, ...) that no value is named by, see omc_number_values. *out is allocated from
+ * `allocator` with *bytes including the terminating zero; free with omc_free(allocator, *out, 1,
+ * *bytes). */
 omc_status omc_graph_print(const omc_graph *g, const omc_allocator *allocator, char **out,
                            size_t *bytes) OMC_MUST_USE;
 

@@ -184,15 +184,10 @@ static omc_status parse_string(parser *p, const char **out) {
 
 static omc_status append(parser *p, void **list, uint32_t *n, uint32_t *cap, size_t size,
                          const void *item) {
-  if (*n == *cap) {
-    const uint32_t room = *cap ? 2 * *cap : 8;
-    void *grown = omc_arena_alloc(&p->scratch, room, size);
-    if (!grown) return no_memory();
-    if (*n) memcpy(grown, *list, *n * size);
-    *list = grown;
-    *cap = room;
-  }
-  memcpy((char *)*list + *n * size, item, size);
+  void *grown = omc_arena_grow(&p->scratch, *list, *n, cap, *n + 1, size);
+  if (!grown) return no_memory();
+  *list = grown;
+  memcpy((char *)grown + *n * size, item, size);
   ++*n;
   return OMC_OK;
 }

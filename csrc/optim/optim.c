@@ -1,21 +1,46 @@
 #include "optim/optim.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* How many states a rule has with these numbers. */
+#include "base/extent.h"
+
+double *omc_optim_number(omc_optim_numbers *numbers, const char *name, size_t n) {
+  static const struct {
+    const char *name;
+    size_t at;
+  } known[] = {
+#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
+#include "optim/numbers.def"
+#undef OMC_NUMBER
+  };
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strlen(known[i].name) == n && memcmp(known[i].name, name, n) == 0)
+      return (double *)(void *)((char *)numbers + known[i].at);
+  return NULL;
+}
+
+const char *omc_optim_state(omc_optim_rule rule, const omc_optim_numbers *numbers, int i) {
+  enum { ALWAYS, AMSGRAD, MOMENTUM }; /* when there is such a state */
+  static const struct {
+    const char *name;
+    int when;
+  } states[OMC_N_RULE][OMC_OPTIM_STATES] = {
+      [OMC_RULE_ADAM] = {{"exp_avg", ALWAYS}, {"exp_avg_sq", ALWAYS}, {"max_exp_avg_sq", AMSGRAD}},
+      [OMC_RULE_SGD] = {{"momentum_buffer", MOMENTUM}},
+      [OMC_RULE_LAMB] = {{"exp_avg", ALWAYS}, {"exp_avg_sq", ALWAYS}},
+  };
+  if (i >= OMC_OPTIM_STATES) return NULL;
+  const int when = states[rule][i].when;
+  if ((when == AMSGRAD && numbers->amsgrad == 0) || (when == MOMENTUM && numbers->momentum == 0))
+    return NULL;
+  return states[rule][i].name;
+}
+
 static int n_states(omc_optim_rule rule, const omc_optim_numbers *numbers) {
-  switch (rule) {
-    case OMC_RULE_ADAM:
-      return numbers->amsgrad != 0 ? 3 : 2;
-    case OMC_RULE_SGD:
-      return numbers->momentum != 0 ? 1 : 0;
-    case OMC_RULE_LAMB:
-      return 2;
-    default:
-      return 0;
-  }
+  int n = 0;
+  while (omc_optim_state(rule, numbers, n)) n++;
+  return n;
 }
 
 static omc_status check_tensor(const omc_optim_step *step, uint32_t i) {
@@ -38,26 +63,16 @@ omc_status omc_optim_check(const omc_optim_step *step) {
   return OMC_OK;
 }
 
-typedef struct span {
-  uintptr_t begin, end;
-} span;
-
-static int by_begin(const void *a, const void *b) {
-  const uintptr_t x = ((const span *)a)->begin, y = ((const span *)b)->begin;
-  return (x > y) - (x < y);
-}
-
 omc_status omc_optim_overlap(const omc_optim_step *step, omc_arena *arena, bool *out) {
-  span *spans = OMC_NEW_ARRAY(arena, span, (size_t)step->n + 1);
-  if (!spans) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
+  omc_extent *extents = OMC_NEW_ARRAY(arena, omc_extent, (size_t)step->n + 1);
+  if (!extents) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
+  size_t n = 0;
   for (uint32_t i = 0; i < step->n; i++) {
     const omc_optim_tensor *t = &step->tensors[i];
-    const uintptr_t begin = (uintptr_t)(t->param ? t->param : t->grad);
-    spans[i] = (span){begin, begin + (size_t)t->n * omc_dtype_size(t->dtype)};
+    const size_t bytes = (size_t)t->n * omc_dtype_size(t->dtype);
+    if (bytes) extents[n++] = omc_extent_of(t->param ? t->param : t->grad, bytes, i);
   }
-  qsort(spans, step->n, sizeof *spans, by_begin);
-  *out = false;
-  for (uint32_t i = 1; i < step->n; i++) *out |= spans[i].begin < spans[i - 1].end;
+  *out = omc_extents_sort(extents, n) != NULL;
   return OMC_OK;
 }
 

@@ -69,4 +69,11 @@ omc_status omc_optim_overlap(const omc_optim_step *step, omc_arena *arena, bool 
 /* The rule of that name; false: there is none. */
 bool omc_optim_rule_find(const char *name, omc_optim_rule *out);
 
+/* The number of that name (n bytes) among those of a group; NULL: no rule has one. */
+double *omc_optim_number(omc_optim_numbers *numbers, const char *name, size_t n);
+
+/* The name that PyTorch has for state i, from 0 on, of a tensor in a group with these numbers;
+ * NULL: the rule keeps no more. */
+const char *omc_optim_state(omc_optim_rule rule, const omc_optim_numbers *numbers, int i);
+
 #endif

@@ -16,20 +16,20 @@ static bool is_concat(const omc_value *v, int32_t axis) {
          along == axis;
 }
 
-bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_stretch *out) {
+bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_axis_range *out) {
   omc_slice_form f;
   int32_t cut = 0;
   if (omc_slice_form_of(node, of, &f) != OMC_OK) return false;
   for (int32_t i = 0; i < of->rank; i++) {
     if (f.step[i] != 1 || f.shape.dims[i] == 0) return false;
     if (f.shape.dims[i] == of->dims[i]) continue;
-    *out = (omc_stretch){i, f.start[i], f.start[i] + f.shape.dims[i]};
+    *out = (omc_axis_range){i, f.start[i], f.start[i] + f.shape.dims[i]};
     cut++;
   }
   return cut == 1;
 }
 
-bool omc_is_row(const omc_node *node, const omc_shape *of, omc_stretch *out) {
+bool omc_is_row(const omc_node *node, const omc_shape *of, omc_axis_range *out) {
   const omc_value *ids = omc_in(node, 1);
   if (!omc_is_const(ids) || omc_shape_numel(&ids->type.shape) != 1 ||
       omc_node_axis(node, omc_node_int(node, "axis"), of->rank, &out->axis) != OMC_OK)
@@ -40,14 +40,14 @@ bool omc_is_row(const omc_node *node, const omc_shape *of, omc_stretch *out) {
 }
 
 /* Whether v is a Slice of one. */
-static bool is_sliced(const omc_value *v, omc_stretch *s) {
+static bool is_sliced(const omc_value *v, omc_axis_range *s) {
   const omc_node *node = v->producer;
   return node && node->op == OMC_OP_Slice && omc_is_slice(node, &omc_in(node, 0)->type.shape, s);
 }
 
 /* A stretch of x: of what x itself is a stretch of, if it is one. */
-static omc_value *stretch_of(omc_builder *b, omc_value *x, omc_stretch s) {
-  omc_stretch of;
+static omc_value *stretch_of(omc_builder *b, omc_value *x, omc_axis_range s) {
+  omc_axis_range of;
   if (s.start == 0 && s.end == x->type.shape.dims[s.axis]) return x;
   if (is_sliced(x, &of) && of.axis == s.axis) {
     s.start += of.start, s.end += of.start;
@@ -61,7 +61,7 @@ static omc_value *stretch_of(omc_builder *b, omc_value *x, omc_stretch s) {
 
 static omc_value *slice_slice(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
-  omc_stretch s, of;
+  omc_axis_range s, of;
   if (!is_sliced(m->capture[0], &s) || !is_sliced(x, &of) || of.axis != s.axis ||
       !omc_has_one_use(x))
     return NULL;
@@ -82,7 +82,7 @@ static omc_value *part_at(const omc_node *concat, int32_t axis, int64_t at, int6
 /* Whether nobody but two slices, those before and behind a place, reads what is put together. */
 static bool is_taken_apart(const omc_value *v) {
   uint32_t slices = 0;
-  omc_stretch s;
+  omc_axis_range s;
   for (const omc_use *u = v->uses; u && slices <= 2; u = u->next, slices++)
     if (u->node->op != OMC_OP_Slice || u->index != 0 || !is_sliced(u->node->out[0], &s))
       return false;
@@ -93,12 +93,12 @@ static bool is_taken_apart(const omc_value *v) {
 static omc_value *slice_concat(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
   const omc_node *concat = x->producer;
-  omc_stretch s;
+  omc_axis_range s;
   int64_t first;
   if (!is_sliced(m->capture[0], &s) || !is_concat(x, s.axis)) return NULL;
   omc_value *part = part_at(concat, s.axis, s.start, &first);
   if (s.end <= first + part->type.shape.dims[s.axis])
-    return stretch_of(m->b, part, (omc_stretch){s.axis, s.start - first, s.end - first});
+    return stretch_of(m->b, part, (omc_axis_range){s.axis, s.start - first, s.end - first});
   if (!is_taken_apart(x)) return NULL;
   omc_value **parts = OMC_NEW_ARRAY(&m->b->graph->arena, omc_value *, concat->n_in);
   if (!parts) {
@@ -111,7 +111,7 @@ static omc_value *slice_concat(omc_match *m) {
     part = omc_in(concat, i);
     const int64_t size = part->type.shape.dims[s.axis];
     const int64_t start = omc_max(s.start - first, 0), end = omc_min(s.end - first, size);
-    if (start < end) parts[n++] = stretch_of(m->b, part, (omc_stretch){s.axis, start, end});
+    if (start < end) parts[n++] = stretch_of(m->b, part, (omc_axis_range){s.axis, start, end});
     first += size;
   }
   const omc_attr along = omc_attr_int("axis", s.axis);
@@ -121,11 +121,11 @@ static omc_value *slice_concat(omc_match *m) {
 /* One row of a part. */
 static omc_value *gather_concat(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
-  omc_stretch s;
+  omc_axis_range s;
   int64_t first;
   if (!omc_is_row(m->root, &x->type.shape, &s) || !is_concat(x, s.axis)) return NULL;
   omc_value *part = part_at(x->producer, s.axis, s.start, &first);
-  part = stretch_of(m->b, part, (omc_stretch){s.axis, s.start - first, s.end - first});
+  part = stretch_of(m->b, part, (omc_axis_range){s.axis, s.start - first, s.end - first});
   return part ? omc_reshape(m->b, part, &m->capture[0]->type.shape) : NULL;
 }
 

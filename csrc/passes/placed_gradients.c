@@ -42,7 +42,7 @@ static summand next_of(summand s, const omc_node *root) {
 typedef struct gradient {
   omc_value *value;
   omc_value *dy; /* all of it that is not 0 lies in a stretch; NULL: it is no such thing */
-  omc_stretch at;
+  omc_axis_range at;
   int32_t before, after; /* summands beside it, -1: none */
   bool taken;
   const omc_node *pick; /* what adds dy by index to nothing; NULL: no such thing */

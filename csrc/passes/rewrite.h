@@ -106,15 +106,15 @@ omc_value *omc_match_identity(omc_match *m);
 static inline bool omc_has_one_use(const omc_value *v) { return v->uses && !v->uses->next; }
 
 /* From `start` to before `end` along one axis, and not all of it. */
-typedef struct omc_stretch {
+typedef struct omc_axis_range {
   int32_t axis;
   int64_t start, end;
-} omc_stretch;
+} omc_axis_range;
 
-/* Whether a Slice of a tensor of shape `of`, or its gradient, is of a stretch that is not empty;
+/* Whether a Slice of a tensor of shape `of`, or its gradient, is of a range that is not empty;
  * whether a Gather, or its gradient, is of a single row that is known. */
-bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_stretch *out);
-bool omc_is_row(const omc_node *node, const omc_shape *of, omc_stretch *out);
+bool omc_is_slice(const omc_node *node, const omc_shape *of, omc_axis_range *out);
+bool omc_is_row(const omc_node *node, const omc_shape *of, omc_axis_range *out);
 
 /* The rewrite of sums of gradients, placed_gradients.c. */
 omc_value *omc_place_gradients(omc_match *m);

@@ -11,7 +11,7 @@ typedef struct backward_object {
   void **pointers;
   const omc_backward_uses *uses; /* the plan's */
   omc_backward begun;
-  bool at_work;
+  bool at_work; /* it is taken from: nobody else may, nor end it */
 } backward_object;
 
 /* Number of the backward for just the gradients that are there: -1 with an exception set if the
@@ -93,7 +93,7 @@ static int read_tensors(const omc_module *m, backward_object *self, uint32_t ste
   for (uint32_t i = 0; i < n_in; i++)
     used[i] = part->reads_input[i] && self->uses->inputs[i].read > step;
   for (uint32_t k = 0; k < n_out; k++) {
-    values[k] = g->result->in[k].value;
+    values[k] = omc_in(g->result, k);
     output_used[k] = part->reads_output[k] && self->uses->outputs[k] > step;
     grad_used[k] = g->grads && g->grads[k] && g->grads[k]->uses && self->uses->grads[k] > step &&
                    PyTuple_GetItem(self->tuples[2], (Py_ssize_t)k) != Py_None;
@@ -177,25 +177,34 @@ static int backward_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Runs on to before step `end`; -1 with an exception. Once a step has run, what was lent is nobody
- * else's. The caller's tensors may lie elsewhere than before. */
-static int advance(const omc_module *m, backward_object *self, uint32_t end) {
-  omc_run *run = omc_run_object_get(m, self->run);
+/* What `advance` does while the object is at work on the run `left`. Once a step has run, what was
+ * lent is nobody else's. The caller's tensors may lie elsewhere than before. */
+static int work(const omc_module *m, backward_object *self, PyObject *left, uint32_t end) {
+  omc_run *run = omc_run_object_get(m, left);
   omc_status status;
   if ((self->begun.work && read_tensors(m, self, self->begun.step) < 0) ||
-      provide(m, self, self->run, end) < 0)
+      provide(m, self, left, end) < 0)
     return -1;
-  self->at_work = true;
   Py_BEGIN_ALLOW_THREADS
   status = omc_run_advance(run, &self->begun, end);
   Py_END_ALLOW_THREADS
-  self->at_work = false;
-  if (self->begun.work && self->begun.takes_lent) omc_run_object_drop_lent(self->run);
+  if (self->begun.work && self->begun.takes_lent) omc_run_object_drop_lent(left);
   if (status == OMC_OK) return 0;
   omc_raise(m, status);
-  const omc_status left = leave(self);
-  (void)left; /* the first failure is told */
+  const omc_status ended = leave(self);
+  (void)ended; /* the first failure is told */
   return -1;
+}
+
+/* Runs on to before step `end`; -1 with an exception. Tensors are made by code that may let go of
+ * the GIL or come back here, and finds the backward at work. */
+static int advance(const omc_module *m, backward_object *self, uint32_t end) {
+  PyObject *left = Py_NewRef(self->run);
+  self->at_work = true;
+  const int result = work(m, self, left, end);
+  self->at_work = false;
+  Py_DECREF(left);
+  return result;
 }
 
 static backward_object *begin(PyObject *plan_object, PyObject *args, PyObject *kwargs) {

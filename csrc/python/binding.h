@@ -127,19 +127,27 @@ typedef struct omc_callbacks_ctx {
 } omc_callbacks_ctx;
 omc_callbacks omc_make_callbacks(omc_callbacks_ctx *ctx);
 
-/* constants given beside a text: a mapping from name to tensor of the host's. */
-typedef struct omc_constants {
+/* given_constants.c. The constants given beside a text, tensors of the host's by name: a copy of
+ * the caller's mapping, which may make a tensor at each look-up and change at any time. */
+typedef struct omc_given_constants {
   const omc_module *module;
-  PyObject *mapping; /* borrowed */
-} omc_constants;
-omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
+  PyObject *dict; /* owned; NULL: none were given */
+} omc_given_constants;
+
+/* Copies a mapping; -1 with an exception, and nothing to drop then. */
+int omc_given_constants_init(omc_given_constants *c, const omc_module *m, PyObject *mapping);
+void omc_given_constants_drop(omc_given_constants *c); /* so is one of zeros */
+
+/* An omc_find_data, `ctx` being an omc_given_constants: what it finds stays until that is dropped.
+ */
+omc_status omc_given_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
 
 /* session_object.c, plan_object.c, run_object.c, backward_object.c, transform.c, infer_op.c */
 typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
   omc_callbacks_ctx callbacks;
-  PyObject *constants; /* keeps the constants' memory alive */
-  PyObject *last;      /* the plan that was asked for last, while somebody has it; borrowed */
+  omc_given_constants constants; /* plans point into their memory */
+  PyObject *last; /* the plan that was asked for last, while somebody has it; borrowed */
 } omc_session_object;
 
 /* What omc_plan_uses says of a backward. */

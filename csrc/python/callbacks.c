@@ -1,9 +1,9 @@
-/* Calls of a Python object, for ops that run in PyTorch. What forward returns
- * for backward is kept in a dict per run: node index to state. */
+/* Calls of a Python object, for ops that run in PyTorch. What forward returns for backward is kept
+ * in a dict per run, by the number that tells the object which op it is. */
 #include "python/binding.h"
 
-/* Looks at an exception set by a callback: the executor passes OMC_ECALLBACK on and the binding
- * raises it. */
+/* The exception of a callback stays set: the executor passes OMC_ECALLBACK on and omc_raise leaves
+ * it. */
 static omc_status raised(const char *what, int64_t index) {
   return omc_fail(OMC_ECALLBACK, "%s of PyTorch op number %lld", what, (long long)index);
 }

@@ -2,6 +2,10 @@
  * torch.nn.Module that collects its tensors and compares the rest with what the last walk found. */
 #include "python/binding.h"
 
+#include <structmember.h>
+
+#include "base/hash.h"
+
 /* One thing found: an object (a class or a name), a number, or both. */
 typedef struct entry {
   PyObject *object; /* owned, or NULL */
@@ -86,8 +90,7 @@ static void set_hash(fingerprint_object *self) {
   uint64_t hash = (uint64_t)self->n;
   for (Py_ssize_t i = 0; i < self->n; i++) {
     const entry f = self->entries[i];
-    hash = (hash ^ (uint64_t)hash_object(f.object) ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 32;
+    hash = omc_hash_mix(hash, (uint64_t)hash_object(f.object) ^ (uint64_t)f.number);
   }
   self->hash = (Py_hash_t)(hash >> 1);
 }
@@ -103,31 +106,14 @@ static PyObject *fingerprint_compare(PyObject *a, PyObject *b, int op) {
   return PyBool_FromLong(same == (op == Py_EQ));
 }
 
-static PyObject *get_hooked(PyObject *object, void *unused) {
-  (void)unused;
-  return Py_NewRef(((fingerprint_object *)object)->hooked);
-}
-static PyObject *get_opaque(PyObject *object, void *unused) {
-  (void)unused;
-  return Py_NewRef(((fingerprint_object *)object)->opaque);
-}
-static PyObject *get_detached(PyObject *object, void *unused) {
-  (void)unused;
-  return Py_NewRef(((fingerprint_object *)object)->detached);
-}
-static PyObject *get_renewed(PyObject *object, void *unused) {
-  (void)unused;
-  return Py_NewRef(((fingerprint_object *)object)->renewed);
-}
-
-static PyGetSetDef fingerprint_getset[] = {
-    {"hooked", get_hooked, NULL, "class of a submodule with hooks of backward, or None", NULL},
-    {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
-    {"detached", get_detached, NULL,
-     "class of a recurrent layer whose weights are not its parameters", NULL},
-    {"renewed", get_renewed, NULL,
-     "class of a recurrent layer that makes the list of its weights anew, for once", NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+#define MEMBER(field, what) \
+  {#field, T_OBJECT_EX, offsetof(fingerprint_object, field), READONLY, what}
+static PyMemberDef fingerprint_members[] = {
+    MEMBER(hooked, "class of a submodule with hooks of backward, or None"),
+    MEMBER(opaque, "class of a submodule that cannot be looked into, or None"),
+    MEMBER(detached, "class of a recurrent layer whose weights are not its parameters"),
+    MEMBER(renewed, "class of a recurrent layer that makes the list of its weights anew, for once"),
+    {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fingerprint_slots[] = {
     {Py_tp_dealloc, fingerprint_dealloc},
@@ -135,7 +121,7 @@ static PyType_Slot fingerprint_slots[] = {
     {Py_tp_clear, fingerprint_clear},
     {Py_tp_hash, fingerprint_hash},
     {Py_tp_richcompare, fingerprint_compare},
-    {Py_tp_getset, fingerprint_getset},
+    {Py_tp_members, fingerprint_members},
     {Py_tp_doc, "What a walk over a module found, but for its tensors: compared by value."},
     {0, NULL}};
 

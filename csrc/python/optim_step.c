@@ -48,32 +48,24 @@ static int read_there(reading *r, PyObject *tensor, const char *what, omc_dtype 
 
 /* ---- groups ---- */
 
-static const struct {
-  const char *name;
-  size_t offset;
-} fields[] = {
-#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
-#include "optim/numbers.def"
-#undef OMC_NUMBER
-};
-
 static int read_number(reading *r, omc_optim_numbers *out, PyObject *name, PyObject *value) {
-  const bool there =
-      r->provider != omc_provider_host() && PyUnicode_CompareWithASCIIString(name, "lr") == 0;
-  if (there && PyObject_IsInstance(value, r->m->torch) > 0) {
+  Py_ssize_t n;
+  const char *text = PyUnicode_AsUTF8AndSize(name, &n);
+  if (!text) return -1;
+  double *number = omc_optim_number(out, text, (size_t)n);
+  if (!number) {
+    PyErr_Format(PyExc_ValueError, "no rule has a number named '%U'", name);
+    return -1;
+  }
+  if (number == &out->lr && r->provider != omc_provider_host() &&
+      PyObject_IsInstance(value, r->m->torch) > 0) {
     void *at;
     if (read_there(r, value, "lr", OMC_F64, &at) < 0) return -1;
     out->lr_at = at;
     return 0;
   }
-  for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
-    if (PyUnicode_CompareWithASCIIString(name, fields[f].name) != 0) continue;
-    const double x = PyFloat_AsDouble(value);
-    memcpy((char *)out + fields[f].offset, &x, sizeof x);
-    return x == -1 && PyErr_Occurred() ? omc_error_prefix("'%U'", name) : 0;
-  }
-  PyErr_Format(PyExc_ValueError, "no rule has a number named '%U'", name);
-  return -1;
+  *number = PyFloat_AsDouble(value);
+  return *number == -1 && PyErr_Occurred() ? omc_error_prefix("'%U'", name) : 0;
 }
 
 static int read_groups(reading *r) {

@@ -132,8 +132,6 @@ int omc_read_pointers(const omc_module *m, const omc_provider *provider, PyObjec
   return 0;
 }
 
-static omc_value *result_value(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
-
 PyObject *omc_result_memory(const omc_module *m, const omc_plan_object *self, uint32_t input,
                             PyObject *lent, void *queue, void **out) {
   const omc_graph *g = self->plan->graph;
@@ -176,7 +174,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
     const omc_value *over = omc_over(g, k);
     omc_append(&outputs, over ? Py_NewRef(PyTuple_GetItem(inputs, over->index))
-                              : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
+                              : omc_tensor_new(m, p, &omc_in(g->result, k)->type, queue,
                                                &self->requests[k], &out[k]));
   }
   if (!outputs || !(lent = new_lent(m, self, queue, lent_at))) goto done;

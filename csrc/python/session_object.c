@@ -1,27 +1,6 @@
 /* The Session type: a template and the plans made of it. */
 #include "python/binding.h"
 
-omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes) {
-  const omc_constants *c = ctx;
-  PyObject *key = PyUnicode_FromString(name);
-  PyObject *tensor = key ? PyObject_GetItem(c->mapping, key) : NULL;
-  Py_XDECREF(key);
-  if (!tensor) {
-    PyErr_Clear();
-    return omc_fail(OMC_EINVALID, "no constant named '%s' was given", name);
-  }
-  omc_type type;
-  void *elements;
-  int failed = omc_tensor_read(c->module, omc_provider_host(), tensor, &elements, &type);
-  Py_DECREF(tensor); /* the mapping keeps it */
-  if (failed) {
-    omc_error_prefix("%s", name);
-    return omc_fail(OMC_ECALLBACK, "constant '%s'", name);
-  }
-  *data = elements;
-  return omc_type_bytes(&type, bytes);
-}
-
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n) {
   PyObject *items = PySequence_Tuple(sequence);
   if (!items) return -1;
@@ -58,22 +37,24 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     omc_raise(m, found);
     return -1;
   }
-  if (self->session) {
+  omc_given_constants given;
+  if (omc_given_constants_init(&given, m, constants) < 0) return -1;
+  if (self->session) { /* looked at once no code of the mapping's is to come */
+    omc_given_constants_drop(&given);
     PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
     return -1;
   }
-  Py_CLEAR(self->constants); /* of an attempt that failed */
+  omc_given_constants_drop(&self->constants); /* of an attempt that failed */
+  self->constants = given;
   Py_CLEAR(self->callbacks.object);
-  self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */
-  if (!self->constants || PyDict_Update(self->constants, constants) < 0) return -1;
   self->callbacks.module = m;
   self->callbacks.provider = provider;
   if (called != Py_None) self->callbacks.object = Py_NewRef(called);
   omc_callbacks callbacks = omc_make_callbacks(&self->callbacks);
-  omc_constants find = {m, self->constants};
-  omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
-                                         self->callbacks.object ? &callbacks : NULL, provider,
-                                         omc_default_allocator(), max_plans, &self->session);
+  omc_status status =
+      omc_session_create(text, (size_t)n, omc_given_constants_find, &self->constants,
+                         self->callbacks.object ? &callbacks : NULL, provider,
+                         omc_default_allocator(), max_plans, &self->session);
   if (status == OMC_OK) status = omc_session_set_budget(self->session, &budget);
   if (status == OMC_OK) return 0;
   omc_raise(m, status);
@@ -86,7 +67,7 @@ static int session_traverse(PyObject *object, visitproc visit, void *arg) {
   const omc_session_object *self = (const omc_session_object *)object;
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->callbacks.object);
-  Py_VISIT(self->constants);
+  Py_VISIT(self->constants.dict);
   return 0;
 }
 
@@ -101,7 +82,7 @@ static void session_dealloc(PyObject *object) {
   PyObject_GC_UnTrack(object);
   omc_session_destroy(self->session);
   Py_XDECREF(self->callbacks.object);
-  Py_XDECREF(self->constants);
+  omc_given_constants_drop(&self->constants);
   omc_object_free(object);
 }
 

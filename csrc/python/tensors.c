@@ -160,7 +160,7 @@ int omc_current_queue(const omc_module *m, const omc_provider *provider, void **
   return m->exchange->current_work_stream(provider->device.type, provider->device.id, out);
 }
 
-/* What a tensor made here owns; the managed tensor is its first member's neighbour. */
+/* What a tensor made here owns; `managed.manager_ctx` points back to it. */
 typedef struct owner {
   DLManagedTensorVersioned managed;
   int64_t shape[OMC_MAX_RANK], strides[OMC_MAX_RANK];

@@ -49,7 +49,7 @@ static omc_status differentiate_stage(request *r) {
   if (!mask) OMC_FAIL(ENOMEM, "%zu gradient flags", n);
   in = mask + g->n_outputs;
   for (uint32_t k = 0; k < g->n_outputs; k++)
-    mask[k] = omc_dtype_is_float(g->result->in[k].value->type.dtype);
+    mask[k] = omc_dtype_is_float(omc_in(g->result, k)->type.dtype);
   for (uint32_t i = 0; i < g->n_inputs; i++) in[i] = g->inputs[i]->requires_grad;
   omc_status status = OMC_OK;
   if (r->out_grads != Py_None &&
@@ -140,14 +140,16 @@ static PyObject *after_stage(PyObject *module, PyObject *args, PyObject *kwargs,
   omc_callbacks_ctx ctx = {r.m, omc_provider_host(), called};
   const omc_callbacks callbacks = omc_make_callbacks(&ctx);
   if (called != Py_None) r.callbacks = &callbacks;
-  omc_constants find = {r.m, constants};
+  omc_given_constants given = {NULL, NULL};
+  if (constants != Py_None && omc_given_constants_init(&given, r.m, constants) < 0) return NULL;
   omc_status status =
       omc_graph_parse(omc_default_allocator(), text, (size_t)n,
-                      constants == Py_None ? NULL : omc_constants_find, &find, &r.graph);
+                      given.dict ? omc_given_constants_find : NULL, &given, &r.graph);
   if (status == OMC_OK) status = run_stage(&r, stage);
   result = status == OMC_OK ? show(r.m, r.graph) : omc_raise(r.m, status);
   omc_graph_destroy(r.graph);
   omc_graph_destroy(r.template);
+  omc_given_constants_drop(&given);
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/lock.h"
 
 #define ALIGNMENT ((size_t)64)
@@ -23,13 +24,6 @@ OMC_PROCESS_LOCK(pool)
 void omc_constants_init(omc_constants *c, const omc_allocator *allocator,
                         const omc_provider *provider) {
   *c = (omc_constants){.allocator = allocator, .provider = provider};
-}
-
-static uint64_t hash_of(const void *elements, size_t bytes) {
-  const unsigned char *at = elements;
-  uint64_t hash = bytes;
-  for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001B3u;
-  return hash ^ hash >> 32;
 }
 
 static omc_constant **same_place(omc_constants *c, const void *elements) {
@@ -96,7 +90,7 @@ static omc_status reserve(omc_constants_taken *taken) {
 
 static omc_status find_or_copy(omc_constants *c, const void *elements, size_t bytes,
                                omc_constant **out) {
-  const uint64_t hash = hash_of(elements, bytes);
+  const uint64_t hash = omc_hash_bytes(elements, bytes);
   omc_constant *k = c->by_elements[hash % OMC_CONSTANT_BUCKETS];
   while (k && (k->hash != hash || k->bytes != bytes || memcmp(k->elements, elements, bytes) != 0))
     k = k->equal;

@@ -43,6 +43,7 @@ void omc_constants_drop(omc_constants_taken *taken);
 omc_status omc_constants_upload(omc_constants *c, const void *elements, size_t bytes,
                                 void **out) OMC_MUST_USE;
 
+/* Bytes of the copies that are held now, what plans have in common counted once. */
 size_t omc_constants_bytes(omc_constants *c);
 
 #endif

@@ -51,7 +51,8 @@ typedef struct omc_exec {
 
 struct omc_run {
   omc_exec *exec;
-  void *arena; /* NULL: packed, or there is none */
+  void *arena; /* NULL: packed, or there is none; not looked at by others than backwards in `users`,
+                  and whoever packs, which excludes them */
   void **lent; /* by input: borrowed memory for gradients, of those that lend; NULL: none do */
   void *home;  /* the queue of forward, for which what is lent was made */
   void *callback_state; /* what callbacks keep from forward to backward */
@@ -60,7 +61,7 @@ struct omc_run {
   void *queue;       /* of the last phase: the arena is freed in it */
   uint32_t users;    /* backwards under way */
   bool consumed;     /* what forward saved is gone */
-  bool packed;       /* it is elsewhere */
+  bool packed;       /* it is elsewhere, or somebody is about to copy it */
   bool lent_is_gone; /* a backward has written gradients there, or the run is packed */
 };
 

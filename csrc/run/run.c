@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/extent.h"
 #include "run/exec.h"
 
 static void free_work(const omc_exec *x, omc_work *work) {
@@ -88,27 +89,54 @@ static void free_run(omc_run *run) {
   omc_free(x->shared->allocator, run, 1, sizeof *run);
 }
 
-static bool share(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-  const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
-  return a_bytes && b_bytes && (p < q ? q - p < a_bytes : p - q < b_bytes);
+/* The extents of what forward writes over, in order; OMC_EINVALID if two share memory. */
+static omc_status find_overwritten(const omc_plan *plan, void *const *inputs, omc_extent *out,
+                                   size_t *n_out) {
+  const omc_graph *g = plan->graph;
+  size_t n = 0;
+  for (uint32_t k = 0; k < g->n_outputs; k++) {
+    const omc_value *over = omc_over(g, k);
+    const size_t bytes = over ? plan->slots[over->id].bytes : 0;
+    if (bytes) out[n++] = omc_extent_of(inputs[over->index], bytes, over->index);
+  }
+  *n_out = n;
+  const omc_extent *second = omc_extents_sort(out, n);
+  if (!second) return OMC_OK;
+  OMC_FAIL(EINVALID, "input %u is written over and shares memory with input %u", second->owner,
+           second[-1].owner);
 }
 
-/* Whether what forward writes over `input` would change another tensor that it is given. */
-static omc_status check_apart(const omc_plan *plan, const omc_value *input, void *const *inputs,
-                              void *const *outputs) {
+/* That what forward writes over does not change another tensor that it is given. */
+static omc_status check_apart(const omc_plan *plan, void *const *inputs, void *const *outputs,
+                              omc_extent *overwritten) {
   const omc_graph *g = plan->graph;
-  const char *const at = inputs[input->index];
-  const size_t bytes = plan->slots[input->id].bytes;
-  for (uint32_t i = 0; i < g->n_inputs; i++)
-    if (i != input->index && share(at, bytes, inputs[i], plan->slots[g->inputs[i]->id].bytes))
-      OMC_FAIL(EINVALID, "input %u is written over and shares memory with input %u", input->index,
-               i);
-  for (uint32_t k = 0; k < g->n_outputs; k++)
-    if (!omc_over(g, k) &&
-        share(at, bytes, outputs[k], plan->slots[omc_in(g->result, k)->id].bytes))
-      OMC_FAIL(EINVALID, "input %u is written over and shares memory with output %u", input->index,
-               k);
+  size_t n;
+  OMC_TRY(find_overwritten(plan, inputs, overwritten, &n));
+  for (uint32_t r = 0; r < g->n_inputs + g->n_outputs; r++) {
+    const uint32_t k = r - g->n_inputs;
+    const bool is_input = r < g->n_inputs;
+    if (!is_input && omc_over(g, k)) continue;
+    const omc_value *v = is_input ? g->inputs[r] : omc_in(g->result, k);
+    const size_t bytes = plan->slots[v->id].bytes;
+    if (!bytes) continue;
+    const omc_extent given = omc_extent_of(is_input ? inputs[r] : outputs[k], bytes, r);
+    const omc_extent *over = omc_extents_meet(overwritten, n, &given);
+    if (over && !(is_input && over->owner == r))
+      OMC_FAIL(EINVALID, "input %u is written over and shares memory with %s %u", over->owner,
+               is_input ? "input" : "output", is_input ? r : k);
+  }
   return OMC_OK;
+}
+
+static omc_status check_given(const omc_exec *x, void *const *inputs, void *const *outputs) {
+  const omc_graph *g = x->plan->graph;
+  const omc_allocator *a = x->shared->allocator;
+  if (!g->over) return OMC_OK;
+  omc_extent *overwritten = omc_alloc(a, g->n_outputs, sizeof *overwritten);
+  if (!overwritten) OMC_FAIL(ENOMEM, "no memory for a run of %u outputs", g->n_outputs);
+  const omc_status status = check_apart(x->plan, inputs, outputs, overwritten);
+  omc_free(a, overwritten, g->n_outputs, sizeof *overwritten);
+  return status;
 }
 
 /* Keeps the pointers to what is lent. */
@@ -130,8 +158,7 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
   omc_work *work;
-  for (uint32_t k = 0; k < g->n_outputs; k++)
-    if (omc_over(g, k)) OMC_TRY(check_apart(x->plan, omc_over(g, k), inputs, outputs));
+  OMC_TRY(check_given(x, inputs, outputs));
   OMC_TRY(new_arena(x->plan, run->queue, &run->arena));
   OMC_TRY(start_work(x, &work));
   work->bases[0] = run->arena;
@@ -202,20 +229,49 @@ static omc_status follow(const omc_plan *plan, void *queue, void *other) {
   return queue == other ? OMC_OK : p->order(p->ctx, queue, other);
 }
 
-omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) {
+/* Keeps backwards away from what forward saved, or says why there is nothing to pack. *before is
+ * the queue that it is in. */
+static omc_status claim(omc_run *run, void *queue, void **before) {
+  omc_exec_lock();
+  const bool packed = run->packed, gone = run->consumed || run->lent_is_gone, used = run->users > 0,
+             may = !packed && !gone && !used;
+  *before = run->queue;
+  if (may) run->packed = true, run->queue = queue;
+  omc_exec_unlock();
+  if (packed) OMC_FAIL(EINVALID, "a run is packed once");
+  if (used) OMC_FAIL(EINVALID, "a run is packed before any backward, and one is under way");
+  if (gone)
+    OMC_FAIL(EINVALID, "a run is packed before any backward, and one wrote over what was saved");
+  return OMC_OK;
+}
+
+/* Copies in `queue`, which waits for `before`, and lets the queue that memory was lent for wait for
+ * that: all that can fail. */
+static omc_status copy_saved(const omc_run *run, char *at, void *queue) {
   const omc_plan *plan = run->exec->plan;
   const omc_provider *p = plan->provider;
-  char *at = bytes;
-  if (run->packed) OMC_FAIL(EINVALID, "a run is packed once");
-  OMC_TRY(follow(plan, queue, run->queue));
-  run->queue = queue;
   for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
     OMC_TRY(p->copy(p->ctx, at, place_of(&plan->saved[i], run->arena, run->lent),
                     plan->saved[i].bytes, queue));
-  free_arena(plan, queue, run->arena);
-  run->arena = NULL;
-  run->packed = run->lent_is_gone = true;
   return plan->lends_any ? follow(plan, run->home, queue) : OMC_OK;
+}
+
+omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) {
+  const omc_plan *plan = run->exec->plan;
+  void *before;
+  OMC_TRY(claim(run, queue, &before));
+  const omc_status followed = follow(plan, queue, before);
+  const omc_status status = followed == OMC_OK ? copy_saved(run, bytes, queue) : followed;
+  void *const arena = run->arena;
+  omc_exec_lock();
+  if (status == OMC_OK)
+    run->arena = NULL, run->lent_is_gone = true;
+  else
+    run->packed = false;
+  if (followed != OMC_OK) run->queue = before; /* which nothing of this waits for */
+  omc_exec_unlock();
+  if (status == OMC_OK) free_arena(plan, queue, arena);
+  return status;
 }
 
 static void undo_enter(omc_run *run, const omc_backward *b) {
@@ -235,12 +291,11 @@ omc_status omc_run_enter(omc_run *run, omc_backward *b) {
   b->in_place = b->takes_lent = false;
   b->step = 0, b->work = NULL, b->arena = NULL;
   if (b->number >= n) OMC_FAIL(EINVALID, "backward %u of a plan with %u", b->number, n);
-  if (!b->packed && run->packed && plan->forward_bytes)
-    OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
   omc_exec_lock();
-  const bool consumed = run->consumed;
+  const bool consumed = run->consumed,
+             lacks_bytes = !b->packed && run->packed && plan->forward_bytes;
   void *const before = run->queue;
-  if (!consumed) {
+  if (!consumed && !lacks_bytes) {
     b->in_place = !run->packed && run->users == 0 &&
                   !(consumes && (b->keep || (plan->lends_any && !at_home)));
     b->takes_lent = b->in_place && plan->lends_any && at_home && !run->lent_is_gone;
@@ -250,6 +305,8 @@ omc_status omc_run_enter(omc_run *run, omc_backward *b) {
     run->queue = b->queue;
   }
   omc_exec_unlock();
+  if (lacks_bytes)
+    OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
   if (consumed)
     OMC_FAIL(ECONSUMED,
              "backward ran already and wrote over what forward had saved; it keeps that "

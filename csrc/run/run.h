@@ -21,9 +21,10 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
                            omc_run **out) OMC_MUST_USE;
 
 /* Copies what backwards read of the arena and of what was lent to `bytes`, plan->forward_bytes of
- * them, and gives the arena back, both in `queue`, which waits for forward's. To be called once,
- * before any backward (OMC_EINVALID where there is nothing left to copy); each backward then needs
- * the bytes. */
+ * them, and gives the arena back, both in `queue`, which waits for forward's; each backward then
+ * needs the bytes. To be called once, before any backward: OMC_EINVALID while one is under way,
+ * where one has written over what is to be copied, and the second time. After any failure the run
+ * is as it was, but for the queue that its arena is freed in. Any thread. */
 omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) OMC_MUST_USE;
 
 /* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers to what was given
@@ -69,6 +70,7 @@ omc_status omc_run_leave(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 /* Runs the backward that was begun, and ends it. */
 omc_status omc_run_backward(omc_run *run, omc_backward *backward) OMC_MUST_USE;
 
+/* The plan that it is a run of, which it keeps; borrowed until the run is destroyed. Any thread. */
 const omc_plan *omc_run_plan(const omc_run *run);
 
 /* Gives the arena back. NULL is accepted. */

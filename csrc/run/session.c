@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "run/exec.h"
 #include "run/pipeline.h"
 
@@ -94,10 +95,7 @@ omc_session_stats omc_session_get_stats(omc_session *s) {
   return stats;
 }
 
-static void mix(uint64_t *hash, uint64_t x) {
-  *hash = (*hash ^ x) * 0x9E3779B97F4A7C15u;
-  *hash ^= *hash >> 32;
-}
+static void mix(uint64_t *hash, uint64_t x) { *hash = omc_hash_mix(*hash, x); }
 
 static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
   uint64_t hash = (uint64_t)threads << 2 | (uint64_t)g->plain << 1 | g->retain_graph;

@@ -44,6 +44,8 @@ void omc_session_destroy(omc_session *session);
  * do not depend on it. OMC_EINVALID: the share is not from 0 to 1. Any thread. */
 omc_status omc_session_set_budget(omc_session *session, const omc_budget *budget) OMC_MUST_USE;
 
+/* The graph as it was parsed, dims of -1 being open; borrowed until the session is destroyed, and
+ * never changed. Any thread. */
 const omc_graph *omc_session_template(const omc_session *session);
 
 /* The plan for a signature and the provider's present number of threads: from the cache, or
@@ -53,6 +55,8 @@ const omc_graph *omc_session_template(const omc_session *session);
 omc_status omc_session_plan(omc_session *session, const omc_signature *signature,
                             omc_plan **out) OMC_MUST_USE;
 
+/* What there has been so far, and is now. Any thread; while another one builds a plan it waits for
+ * that, so the caller holds no lock that callbacks->infer takes. */
 omc_session_stats omc_session_get_stats(omc_session *session);
 
 #endif

@@ -1,4 +1,5 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "graph/number.h"
@@ -50,6 +51,55 @@ static omc_status in_line(const char *beginning, const char *end, uint32_t i, om
   OMC_FAIL(EPARSE, "'%s%s', line %u: %s", beginning, end, i + 1, omc_status_detail());
 }
 
+/* ---- names ---- */
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const omc_train_name *)a)->name, ((const omc_train_name *)b)->name);
+}
+
+/* A name that is put together of these, of which the last is NULL. */
+typedef struct parts {
+  const char *text[5];
+} parts;
+
+static int compare_parts(const void *key, const void *with) {
+  const char *name = ((const omc_train_name *)with)->name;
+  for (const char *const *part = ((const parts *)key)->text; *part; part++) {
+    const size_t n = strlen(*part);
+    const int order = strncmp(*part, name, n);
+    if (order != 0) return order;
+    name += n;
+  }
+  return *name ? -1 : 0;
+}
+
+/* The number of what is named so among n names in order; -1: there is none. */
+static int64_t find_name(const omc_train_name *names, uint32_t n, const parts *name) {
+  const omc_train_name *const at = n ? bsearch(name, names, n, sizeof *names, compare_parts) : NULL;
+  return at ? (int64_t)at->index : -1;
+}
+
+static void sort_names(omc_train_name *names, uint32_t n) {
+  if (n) qsort(names, n, sizeof *names, by_name);
+}
+
+/* What is read, and the names of its tensors. */
+typedef struct source {
+  const omc_safetensors *file;
+  const omc_train_name *names;
+} source;
+
+static omc_status name_tensors(omc_trainer *t, const omc_safetensors *file,
+                               const omc_train_name **out) {
+  omc_train_name *names;
+  NEW_ARRAY(t, omc_train_name, file->n_tensors, names);
+  for (uint32_t i = 0; i < file->n_tensors; i++)
+    names[i] = (omc_train_name){file->tensors[i].name, i};
+  sort_names(names, file->n_tensors);
+  *out = names;
+  return OMC_OK;
+}
+
 /* ---- variables ---- */
 
 static omc_status copy_in(omc_trainer *t, const omc_named_tensor *from, void **out) {
@@ -70,38 +120,27 @@ static omc_status read_variables(omc_trainer *t, const omc_safetensors *file) {
     OMC_TRY(copy_in(t, from, &v->data));
     t->n_variables++;
   }
+  NEW_ARRAY(t, omc_train_name, t->n_variables, t->names);
+  for (uint32_t i = 0; i < t->n_variables; i++)
+    t->names[i] = (omc_train_name){t->variables[i].name, i};
+  sort_names(t->names, t->n_variables);
   return OMC_OK;
 }
 
 omc_train_variable *omc_train_find(const omc_trainer *t, const char *beginning, const char *name) {
-  const size_t n = strlen(beginning);
-  for (uint32_t i = 0; i < t->n_variables; i++) {
-    const char *const at = t->variables[i].name;
-    if (strncmp(at, beginning, n) == 0 && strcmp(at + n, name) == 0) return &t->variables[i];
-  }
-  return NULL;
+  const int64_t i = find_name(t->names, t->n_variables, &(parts){{beginning, name}});
+  return i < 0 ? NULL : &t->variables[i];
 }
 
 /* ---- the optimizer ---- */
 
 /* Numbers as "lr=0.001 beta1=0.9 ..."; those left out are 0. */
 static omc_status read_numbers(const char *line, omc_optim_numbers *out) {
-  static const struct {
-    const char *name;
-    size_t at;
-  } known[] = {
-#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
-#include "optim/numbers.def"
-#undef OMC_NUMBER
-  };
   *out = (omc_optim_numbers){0};
   for (const char *at = line; *at; at += *at == ' ') {
     const size_t n_name = strcspn(at, "= "), n_all = strcspn(at, " ");
     const size_t n_number = n_all > n_name ? n_all - n_name - 1 : 0;
-    double *number = NULL;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-      if (strlen(known[i].name) == n_name && strncmp(known[i].name, at, n_name) == 0)
-        number = (double *)(void *)((char *)out + known[i].at);
+    double *const number = omc_optim_number(out, at, n_name);
     if (!number || !omc_number_read(at + n_name + 1, n_number, number))
       OMC_FAIL(EPARSE, "the optimizer's group '%s': expected NAME=NUMBER", line);
     at += n_all;
@@ -109,61 +148,36 @@ static omc_status read_numbers(const char *line, omc_optim_numbers *out) {
   return OMC_OK;
 }
 
-static void name_states(omc_trainer *t) {
-  bool amsgrad = false, momentum = false;
-  for (uint32_t i = 0; i < t->n_groups; i++) {
-    amsgrad |= t->groups[i].amsgrad != 0;
-    momentum |= t->groups[i].momentum != 0;
-  }
-  if (t->rule == OMC_RULE_SGD) {
-    t->states[0] = momentum ? "momentum_buffer" : NULL;
-  } else {
-    t->states[0] = "exp_avg", t->states[1] = "exp_avg_sq";
-    t->states[2] = t->rule == OMC_RULE_ADAM && amsgrad ? "max_exp_avg_sq" : NULL;
-  }
-}
-
-/* Whether a name is "optimizer/STATE/PARAMETER". */
-static bool names_state(const char *name, const char *state, const char *parameter) {
-  const char *const parts[] = {OPTIMIZER, state, "/"};
-  for (int i = 0; i < 3; i++) {
-    const size_t n = strlen(parts[i]);
-    if (strncmp(name, parts[i], n) != 0) return false;
-    name += n;
-  }
-  return strcmp(name, parameter) == 0;
-}
-
 /* The tensor that a file has for a state of a parameter, or for "step"; NULL: none. */
-static const omc_named_tensor *find_state(const omc_safetensors *file, const char *state,
+static const omc_named_tensor *find_state(const source *from, const char *state,
                                           const omc_train_variable *v) {
-  for (uint32_t i = 0; i < file->n_tensors; i++)
-    if (names_state(file->tensors[i].name, state, v->name + strlen(OMC_OF_MODEL)))
-      return &file->tensors[i];
-  return NULL;
+  const parts name = {{OPTIMIZER, state, "/", v->name + strlen(OMC_OF_MODEL)}};
+  const int64_t i = find_name(from->names, from->file->n_tensors, &name);
+  return i < 0 ? NULL : &from->file->tensors[i];
 }
 
-static omc_status read_states(omc_trainer *t, const omc_safetensors *file, omc_train_variable *v) {
+static omc_status read_states(omc_trainer *t, const source *from, omc_train_variable *v) {
   const omc_type one = {OMC_F32, {0, {0}}};
-  const omc_named_tensor *const step = find_state(file, "step", v);
+  const omc_named_tensor *const step = find_state(from, "step", v);
   OMC_TRY(omc_train_alloc(t, sizeof *v->step, (void **)&v->step));
   *v->step = 0;
   if (!step) return OMC_OK;
   if (!omc_type_equal(&step->type, &one)) OMC_FAIL(EPARSE, "'%s' is no single f32", step->name);
   memcpy(v->step, step->data, sizeof *v->step);
   for (int i = 0; i < OMC_OPTIM_STATES; i++) {
-    if (!omc_train_has_state(t, v, i)) continue;
-    const omc_named_tensor *const from = find_state(file, t->states[i], v);
-    if (!from && i == 2) continue; /* amsgrad, asked for since */
-    if (!from || !omc_type_equal(&from->type, &v->type))
-      OMC_FAIL(EPARSE, "'%s' has a step, and no %s of its shape", v->name, t->states[i]);
-    OMC_TRY(copy_in(t, from, &v->state[i]));
+    const char *const name = omc_train_state(t, v, i);
+    if (!name) continue;
+    const omc_named_tensor *const state = find_state(from, name, v);
+    if (!state && i == 2) continue; /* amsgrad, asked for since */
+    if (!state || !omc_type_equal(&state->type, &v->type))
+      OMC_FAIL(EPARSE, "'%s' has a step, and no %s of its shape", v->name, name);
+    OMC_TRY(copy_in(t, state, &v->state[i]));
   }
   return OMC_OK;
 }
 
 /* "GROUP NAME", of a parameter that is trained. */
-static omc_status read_parameter(omc_trainer *t, const omc_safetensors *file, const char *line) {
+static omc_status read_parameter(omc_trainer *t, const source *from, const char *line) {
   double group;
   const size_t n = strcspn(line, " ");
   if (!line[n] || !omc_number_read(line, n, &group) || !(group >= 0 && group < t->n_groups))
@@ -174,7 +188,7 @@ static omc_status read_parameter(omc_trainer *t, const omc_safetensors *file, co
     OMC_FAIL(EPARSE, "the parameter '%s' is no tensor of f32 or f64 in the file", line + n + 1);
   if (v->group != OMC_NOBODYS) OMC_FAIL(EPARSE, "the parameter '%s' comes twice", line + n + 1);
   v->group = (int32_t)group;
-  return read_states(t, file, v);
+  return read_states(t, from, v);
 }
 
 static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
@@ -193,10 +207,11 @@ static omc_status read_optimizer(omc_trainer *t, const omc_safetensors *file) {
   NEW_ARRAY(t, omc_optim_numbers, t->n_groups, t->groups);
   for (uint32_t i = 0; i < t->n_groups; i++)
     OMC_TRY(in_line("optimizer", ".groups", i, read_numbers(lines[i], &t->groups[i])));
-  name_states(t);
+  source from = {file, NULL};
+  OMC_TRY(name_tensors(t, file, &from.names));
   OMC_TRY(lines_of(t, "optimizer", ".parameters", &lines, &n));
   for (uint32_t i = 0; i < n; i++)
-    OMC_TRY(in_line("optimizer", ".parameters", i, read_parameter(t, file, lines[i])));
+    OMC_TRY(in_line("optimizer", ".parameters", i, read_parameter(t, &from, lines[i])));
   return OMC_OK;
 }
 
@@ -212,8 +227,10 @@ static omc_status find_constant(void *ctx, const char *name, const void **data, 
   return OMC_OK;
 }
 
-/* The name of a variable, or ">" and the name of what the caller gives: graph input i. */
-static omc_status read_input(omc_trainer *t, omc_train_side *s, uint32_t i, const char *line) {
+/* The name of a variable, or ">" and the name of what the caller gives: graph input i. `met`, by
+ * variable: it is an input already. */
+static omc_status read_input(omc_trainer *t, omc_train_side *s, uint32_t i, const char *line,
+                             bool *met) {
   s->types[i] = omc_session_template(s->session)->inputs[i]->type;
   if (line[0] == '>') {
     s->in_names[s->n_given] = line + 1;
@@ -222,9 +239,8 @@ static omc_status read_input(omc_trainer *t, omc_train_side *s, uint32_t i, cons
   }
   omc_train_variable *const v = omc_train_find(t, "", line);
   if (!v) OMC_FAIL(EPARSE, "the file has no tensor '%s', which %s reads", line, s->name);
-  for (uint32_t k = 0; k < i; k++)
-    if (s->variables[k] == v)
-      OMC_FAIL(EPARSE, "the tensor '%s' is two inputs of %s", line, s->name);
+  if (met[v - t->variables]) OMC_FAIL(EPARSE, "the tensor '%s' is two inputs of %s", line, s->name);
+  met[v - t->variables] = true;
   if (!omc_type_equal(&v->type, &s->types[i]))
     OMC_FAIL(EPARSE, "the tensor '%s' has another type than in the graph of %s", line, s->name);
   s->variables[i] = v;
@@ -237,6 +253,7 @@ static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
   const omc_graph *const g = omc_session_template(s->session);
   const char **lines;
   uint32_t n;
+  bool *met;
   OMC_TRY(lines_of(t, s->name, ".inputs", &lines, &n));
   if (n != g->n_inputs)
     OMC_FAIL(EPARSE, "the graph of %s has %u inputs, and %u are named", s->name, g->n_inputs, n);
@@ -249,8 +266,9 @@ static omc_status read_inputs(omc_trainer *t, omc_train_side *s) {
   NEW_ARRAY(t, void *, n, s->data);
   NEW_ARRAY(t, void *, n, s->lent);
   NEW_ARRAY(t, void *, n, s->targets);
+  NEW_ARRAY(t, bool, t->n_variables, met);
   for (uint32_t i = 0; i < n; i++)
-    OMC_TRY(in_line(s->name, ".inputs", i, read_input(t, s, i, lines[i])));
+    OMC_TRY(in_line(s->name, ".inputs", i, read_input(t, s, i, lines[i], met)));
   return OMC_OK;
 }
 
@@ -307,10 +325,13 @@ static omc_status read_sizes(omc_trainer *t, omc_train_side *s) {
 /* That outputs are written over nothing that the caller gives. */
 static omc_status check_over(const omc_train_side *s) {
   const omc_graph *const g = omc_session_template(s->session);
-  for (uint32_t k = 0; g->over && k < g->n_outputs; k++)
-    for (uint32_t i = 0; i < s->n_given; i++)
-      if (g->over[k] && g->over[k] == g->inputs[s->given[i]])
-        OMC_FAIL(EPARSE, "%s writes over its input '%s'", s->name, s->in_names[i]);
+  for (uint32_t k = 0; k < g->n_outputs; k++) {
+    const omc_value *const over = omc_over(g, k);
+    if (!over || s->variables[over->index]) continue;
+    uint32_t i = 0;
+    while (s->given[i] != over->index) i++;
+    OMC_FAIL(EPARSE, "%s writes over its input '%s'", s->name, s->in_names[i]);
+  }
   return OMC_OK;
 }
 
@@ -321,8 +342,7 @@ static omc_status read_outputs(omc_trainer *t, omc_train_side *s, omc_mode mode)
   if (s->n_results > s->n_out || (mode == OMC_TRAINING && s->n_results == 0))
     OMC_FAIL(EPARSE, "the graph of %s has %u outputs, and %u are named", s->name, s->n_out,
              s->n_results);
-  if (mode == OMC_TRAINING && g->over && g->over[0])
-    OMC_FAIL(EPARSE, "the loss is written over an input");
+  if (mode == OMC_TRAINING && omc_over(g, 0)) OMC_FAIL(EPARSE, "the loss is written over an input");
   NEW_ARRAY(t, void *, s->n_out, s->out_data);
   NEW_ARRAY(t, void *, s->n_out, s->out_at);
   NEW_ARRAY(t, size_t, s->n_out, s->out_bytes);
@@ -404,7 +424,8 @@ static omc_status save(const omc_trainer *t, const char *path, omc_arena *arena)
     OMC_TRY(add_state(arena, v, "step", &one, v->step, &file, tensors));
     for (int s = 0; s < OMC_OPTIM_STATES; s++)
       if (v->state[s])
-        OMC_TRY(add_state(arena, v, t->states[s], &v->type, v->state[s], &file, tensors));
+        OMC_TRY(
+            add_state(arena, v, omc_train_state(t, v, s), &v->type, v->state[s], &file, tensors));
   }
   return omc_safetensors_write(path, &file);
 }

@@ -167,16 +167,6 @@ static omc_status read_sizes(reader *r, int64_t *out, int32_t most, int32_t *n) 
   return need(r, ']');
 }
 
-/* Room for one more element of a growing array. */
-static void *grown(omc_arena *arena, void *array, uint32_t n, uint32_t *cap, size_t size) {
-  if (n < *cap) return array;
-  const uint32_t more = *cap ? 2 * *cap : 16;
-  void *const larger = omc_arena_alloc(arena, more, size);
-  if (larger && n) memcpy(larger, array, n * size);
-  if (larger) *cap = more;
-  return larger;
-}
-
 static omc_status read_texts(reader *r) {
   OMC_TRY(need(r, '{'));
   if (take(r, '}')) return OMC_OK;
@@ -185,7 +175,8 @@ static omc_status read_texts(reader *r) {
     OMC_TRY(read_string(r, &text.name));
     OMC_TRY(need(r, ':'));
     OMC_TRY(read_string(r, &text.text));
-    r->texts = grown(r->arena, r->texts, r->n_texts, &r->cap_texts, sizeof text);
+    r->texts =
+        omc_arena_grow(r->arena, r->texts, r->n_texts, &r->cap_texts, r->n_texts + 1, sizeof text);
     if (!r->texts) OMC_FAIL(ENOMEM, "%u texts", r->n_texts);
     r->texts[r->n_texts++] = text;
   } while (take(r, ','));
@@ -232,8 +223,10 @@ static omc_status read_tensor(reader *r, const char *name) {
     OMC_FAIL(EPARSE, "'%s', of %lld bytes, is from byte %lld to %lld of %lld", name,
              (long long)tensor.bytes, (long long)offsets[0], (long long)offsets[1],
              (long long)r->n_bytes);
-  r->tensors = grown(r->arena, r->tensors, r->n_tensors, &r->cap_tensors, sizeof tensor);
-  r->places = grown(r->arena, r->places, r->n_tensors, &r->cap_places, sizeof *r->places);
+  r->tensors = omc_arena_grow(r->arena, r->tensors, r->n_tensors, &r->cap_tensors, r->n_tensors + 1,
+                              sizeof tensor);
+  r->places = omc_arena_grow(r->arena, r->places, r->n_tensors, &r->cap_places, r->n_tensors + 1,
+                             sizeof *r->places);
   if (!r->tensors || !r->places) OMC_FAIL(ENOMEM, "%u tensors", r->n_tensors);
   r->places[r->n_tensors] = (place){offsets[0], offsets[1], name, r->n_tensors};
   r->tensors[r->n_tensors++] = tensor;

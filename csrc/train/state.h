@@ -27,6 +27,12 @@ typedef struct omc_train_variable {
   float *step;
 } omc_train_variable;
 
+/* One of several names in their order, and the number of what it names. */
+typedef struct omc_train_name {
+  const char *name;
+  uint32_t index;
+} omc_train_name;
+
 /* From what to what an open size may be, and what it is in the present call; -1: not known yet. */
 typedef struct omc_train_size {
   int64_t least, most, now;
@@ -61,10 +67,10 @@ struct omc_trainer {
   omc_safetensors file; /* texts alone */
   omc_train_variable *variables;
   uint32_t n_variables;
+  omc_train_name *names; /* of the variables */
   omc_train_side sides[OMC_N_MODE];
   omc_optim_rule rule;
   omc_optim_numbers *groups;
-  const char *states[OMC_OPTIM_STATES]; /* their names in PyTorch; NULL: no more */
   uint32_t n_groups;
   bool clips; /* gradients, to max_norm */
   double max_norm, lr_factor;
@@ -78,8 +84,9 @@ omc_train_variable *omc_train_find(const omc_trainer *t, const char *beginning, 
 omc_status omc_train_alloc(const omc_trainer *t, size_t bytes, void **out) OMC_MUST_USE;
 void omc_train_free(const omc_trainer *t, void *memory, size_t bytes); /* NULL is accepted */
 
-/* Whether the optimizer keeps state number i of a parameter that is trained. */
-bool omc_train_has_state(const omc_trainer *t, const omc_train_variable *v, int i);
+/* The name of state number i that the optimizer keeps of a parameter that is trained; NULL: none.
+ */
+const char *omc_train_state(const omc_trainer *t, const omc_train_variable *v, int i);
 
 /* Makes of a file a trainer that is zero but for its provider and arena; whatever comes of it, it
  * is to be closed. Nothing of `file` is borrowed. */

@@ -16,10 +16,8 @@ void omc_train_free(const omc_trainer *t, void *memory, size_t bytes) {
   if (memory) t->provider->free(t->provider->ctx, memory, bytes, NULL);
 }
 
-bool omc_train_has_state(const omc_trainer *t, const omc_train_variable *v, int i) {
-  const omc_optim_numbers *const numbers = &t->groups[v->group];
-  if (t->rule == OMC_RULE_SGD) return i == 0 && numbers->momentum != 0;
-  return t->states[i] && (i < 2 || numbers->amsgrad != 0);
+const char *omc_train_state(const omc_trainer *t, const omc_train_variable *v, int i) {
+  return omc_optim_state(t->rule, &t->groups[v->group], i);
 }
 
 /* ---- opening and closing ---- */
@@ -196,18 +194,11 @@ static omc_status take_inputs(omc_train_side *s, const omc_tensor *inputs) {
   return OMC_OK;
 }
 
-/* Where an input of a plan is. */
-static void *place_of(const omc_train_side *s, const omc_graph *g, const omc_value *input) {
-  for (uint32_t i = 0; i < s->n_in; i++)
-    if (g->inputs[i] == input) return s->data[i];
-  return NULL;
-}
-
 /* Memory for the outputs of a plan, but for those that are written over inputs. */
 static omc_status take_outputs(const omc_trainer *t, omc_train_side *s, const omc_plan *plan) {
   const omc_graph *const g = plan->graph;
   for (uint32_t k = 0; k < s->n_out; k++) {
-    const omc_value *const over = g->over ? g->over[k] : NULL;
+    const omc_value *const over = omc_over(g, k);
     size_t bytes;
     s->out_types[k] = omc_in(g->result, k)->type;
     OMC_TRY(omc_type_bytes(&s->out_types[k], &bytes));
@@ -217,7 +208,7 @@ static omc_status take_outputs(const omc_trainer *t, omc_train_side *s, const om
       OMC_TRY(omc_train_alloc(t, bytes, &s->out_data[k]));
       s->out_bytes[k] = bytes;
     }
-    s->out_at[k] = over ? place_of(s, g, over) : s->out_data[k];
+    s->out_at[k] = over ? s->data[over->index] : s->out_data[k];
     s->results[k] = (omc_tensor){s->out_at[k], &s->out_types[k]};
   }
   if (s->n_out && s->out_grads[0] &&
@@ -325,7 +316,7 @@ void omc_trainer_drop_gradients(omc_trainer *t) {
 /* Memory for the states of a parameter that has none yet. */
 static omc_status begin_states(omc_trainer *t, omc_train_variable *v) {
   for (int i = 0; i < OMC_OPTIM_STATES; i++) {
-    if (!omc_train_has_state(t, v, i) || v->state[i]) continue;
+    if (!omc_train_state(t, v, i) || v->state[i]) continue;
     OMC_TRY(omc_train_alloc(t, v->bytes, &v->state[i]));
     memset(v->state[i], 0, v->bytes);
   }

@@ -11,9 +11,10 @@
  *   omc_trainer_save(trainer, "model.safetensors");
  *   omc_trainer_close(trainer);
  *
- * Each of these returns a status; omc_status_text and omc_status_detail (base/status.h) say what
- * was wrong, and the next good call works. A trainer is used by one thread at a time; it computes
- * on as many as OpenMP has (OMP_NUM_THREADS). */
+ * Each of these but omc_trainer_close returns a status; omc_status_text and omc_status_detail
+ * (base/status.h) say what was wrong, and the next good call works. Any that returns one may fail
+ * with OMC_ENOMEM besides what is said below. A trainer is used by one thread at a time; it
+ * computes on as many as OpenMP has (OMP_NUM_THREADS). */
 #ifndef OMC_TRAIN_TRAINER_H
 #define OMC_TRAIN_TRAINER_H
 
@@ -27,14 +28,15 @@ typedef struct omc_trainer omc_trainer;
 
 typedef enum { OMC_TRAINING, OMC_EVALUATION, OMC_N_MODE } omc_mode;
 
-/* Reads a file. OMC_EINVALID: it cannot be read, or is of another kind; OMC_EPARSE: it is damaged.
- * The caller owns *out. */
+/* Reads a file. OMC_EINVALID: it cannot be read, or is of another kind; OMC_EPARSE: it is damaged;
+ * OMC_EUNSUPPORTED: it has an optimizer, an op or a dtype that is not known here. The caller owns
+ * *out, which is NULL after a failure. */
 OMC_API omc_status omc_trainer_open(const char *path, omc_trainer **out) OMC_MUST_USE;
 OMC_API void omc_trainer_close(omc_trainer *trainer); /* NULL is accepted */
 
 /* Writes parameters, buffers and what the optimizer keeps, to be opened again, or read in Python.
  * What was at `path` stays until that is done. Gradients that no update has used are not written.
- */
+ * OMC_EINVALID: it cannot be written there. */
 OMC_API omc_status omc_trainer_save(const omc_trainer *trainer, const char *path) OMC_MUST_USE;
 
 /* How many tensors a mode takes and gives; a file may lack a mode, which then takes and gives none.
@@ -51,14 +53,17 @@ OMC_API const char *omc_trainer_output(const omc_trainer *trainer, omc_mode mode
 /* Runs forward in training, its first output being the loss, and backward, whose gradients are
  * added to those there are. inputs: dense tensors, as many as omc_trainer_n_inputs says. `loss` and
  * `outputs` may be NULL; *outputs is an array of omc_trainer_n_outputs, borrowed until the next
- * call in this mode, to which it must not be given. OMC_ESHAPE and OMC_EDTYPE name an input that
- * does not fit, as where an open size is one for which the module in Python would have another
- * graph (0 and 1, mostly); gradients are then as they were. */
+ * call in this mode. OMC_ESHAPE and OMC_EDTYPE name an input that does not fit, as where an open
+ * size is one for which the module in Python would have another graph (0 and 1, mostly);
+ * OMC_EINVALID: the file lacks this mode, an input has no type, or elements and no data, or lies in
+ * an output of an earlier call, or the loss is not one float; OMC_EINDEX: an index of an input is
+ * outside of what it is for. Gradients are then as they were. */
 OMC_API omc_status omc_trainer_step(omc_trainer *trainer, const omc_tensor *inputs, double *loss,
                                     const omc_tensor **outputs) OMC_MUST_USE;
 
 /* One step of the optimizer for the parameters that have gradients, which are dropped after it.
- * Their norm, all together, is clipped to the optimizer's max_grad_norm if it has one. */
+ * Their norm, all together, is clipped to the optimizer's max_grad_norm if it has one.
+ * OMC_EINVALID: the file has no optimizer. */
 OMC_API omc_status omc_trainer_update(omc_trainer *trainer) OMC_MUST_USE;
 
 /* Drops gradients. */

@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/element.h"
 #include "base/env.h"
+#include "base/extent.h"
 #include "base/op_id.h"
 #include "base/shape.h"
 
@@ -303,4 +304,57 @@ TEST(environment_variables_without_a_meaning_are_refused) {
   omc_env env;
   CHECK_STATUS(read_env(longest, &env), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "OMC_DUMP has 3900 bytes, at most 3899 are possible");
+}
+
+/* Beside any number of tensors, each of the extents is met by what shares a byte with it, and by
+ * nothing else. */
+TEST(base_extents) {
+  static char memory[1000];
+  enum { N = 50, SIZE = 10 };
+  omc_extent all[N];
+  for (uint32_t i = 0; i < N; i++) {
+    const uint32_t place = i * 37 % N; /* in no order */
+    all[i] = omc_extent_of(memory + 2 * SIZE * place, SIZE, place);
+  }
+  REQUIRE(omc_extents_sort(all, N) == NULL);
+  for (size_t at = 0; at + 1 < sizeof memory; at++)
+    for (size_t bytes = 1; bytes <= SIZE + 1 && at + bytes <= sizeof memory; bytes++) {
+      const omc_extent given = omc_extent_of(memory + at, bytes, 0);
+      const omc_extent *met = omc_extents_meet(all, N, &given);
+      const size_t place = at / (2 * SIZE), in = at % (2 * SIZE);
+      if (in < SIZE)
+        CHECK(met && met->owner == place);
+      else if (in + bytes > 2 * (size_t)SIZE)
+        CHECK(met && met->owner == place + 1);
+      else
+        CHECK(met == NULL);
+    }
+  omc_extent two[] = {omc_extent_of(memory + 9, 2, 7), omc_extent_of(memory, 10, 3)};
+  const omc_extent *second = omc_extents_sort(two, 2);
+  CHECK(second && second->owner == 7 && second[-1].owner == 3);
+  CHECK(omc_extents_sort(two, 1) == NULL && omc_extents_sort(two, 0) == NULL);
+  CHECK(omc_extents_meet(two, 0, &two[1]) == NULL);
+}
+
+TEST(base_arena_grows_a_list) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  omc_arena arena;
+  omc_arena_init(&arena, &memory.allocator);
+  uint32_t cap = 0, *list = NULL;
+  for (uint32_t n = 0; n < 3000; n++) {
+    const uint32_t before = cap;
+    list = omc_arena_grow(&arena, list, n, &cap, n + 1, sizeof *list);
+    REQUIRE(list && cap > n && (cap == before || cap >= 2 * before));
+    list[n] = n;
+  }
+  for (uint32_t n = 0; n < 3000; n++) CHECK_INT(list[n], n);
+  CHECK(omc_arena_grow(&arena, list, 3000, &cap, cap, sizeof *list) == list);
+  const uint32_t before = cap;
+  memory.calls = 0, memory.fail_at = 0;
+  CHECK(!omc_arena_grow(&arena, list, 3000, &cap, UINT32_MAX, 8));
+  CHECK_INT(cap, before);
+  CHECK_INT(list[2999], 2999);
+  omc_arena_deinit(&arena);
+  CHECK_INT(memory.live_blocks, 0);
 }

@@ -427,6 +427,77 @@ TEST(lend_run_is_packed) {
   end(&c);
 }
 
+/* A backward that works where forward did is under way, then it has written there. */
+TEST(lend_run_is_packed_before_any_backward) {
+  scene c;
+  static char packed[16 * sizeof(square)];
+  omc_backward unborn = {.number = 0}, b = unborn, keeping = {.keep = true};
+  if (begin(&c) && CHECK(c.plan->forward_bytes <= sizeof packed)) {
+    CHECK_OK(omc_run_enter(c.run, &unborn));
+    CHECK_STATUS(omc_run_pack(c.run, packed, NULL), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), "one is under way");
+    CHECK_OK(omc_run_leave(c.run, &unborn));
+    CHECK_OK(omc_run_enter(c.run, &keeping)); /* it copies what would be given back */
+    CHECK_STATUS(omc_run_pack(c.run, packed, NULL), EINVALID);
+    CHECK_OK(go_back(&c, &keeping));
+    CHECK(right(&c));
+    spoil(&c);
+    CHECK_OK(omc_run_enter(c.run, &b));
+    CHECK_OK(go_back(&c, &b));
+    CHECK(right(&c));
+    CHECK_STATUS(omc_run_pack(c.run, packed, NULL), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), "wrote over what was saved");
+  }
+  end(&c);
+}
+
+static int calls_left;
+
+static bool is_last(void) { return calls_left-- == 0; }
+
+static omc_status copy_or_fail(void *ctx, void *dst, const void *src, size_t bytes, void *queue) {
+  if (is_last()) OMC_FAIL(EDEVICE, "a copy fails");
+  return omc_provider_host()->copy(ctx, dst, src, bytes, queue);
+}
+
+static omc_status order_or_fail(void *ctx, void *queue, void *other) {
+  (void)ctx, (void)queue, (void)other;
+  if (is_last()) OMC_FAIL(EDEVICE, "an order fails");
+  return OMC_OK;
+}
+
+/* Whichever of its calls fails, the run is as it was. */
+TEST(lend_run_that_could_not_be_packed_is_as_it_was) {
+  static char packed[16 * sizeof(square)], other_queue;
+  omc_provider p = *omc_provider_host();
+  p.copy = copy_or_fail, p.order = order_or_fail;
+  int n = 0;
+  for (omc_status status = OMC_EDEVICE; status != OMC_OK; n++) {
+    scene c;
+    calls_left = -1;
+    if (!CHECK(begin(&c) && c.plan->forward_bytes <= sizeof packed)) return;
+    const omc_provider *const host = c.plan->provider;
+    c.plan->provider = &p;
+    calls_left = n;
+    status = omc_run_pack(c.run, packed, &other_queue);
+    calls_left = -1;
+    if (status == OMC_OK) {
+      CHECK_STATUS(omc_run_pack(c.run, packed, NULL), EINVALID);
+    } else {
+      CHECK_STATUS(status, EDEVICE);
+      omc_backward b = {.number = 0};
+      CHECK_OK(omc_run_enter(c.run, &b));
+      CHECK(b.in_place && b.takes_lent);
+      CHECK_OK(go_back(&c, &b));
+      CHECK(right(&c));
+    }
+    c.plan->provider = host;
+    end(&c);
+    REQUIRE(n < 100);
+  }
+  CHECK(n > 3); /* two orders and a copy at least */
+}
+
 TEST(lend_forward_needs_what_it_is_lent) {
   scene c;
   omc_run *run = NULL;

@@ -105,3 +105,28 @@ TEST(a_device_may_have_no_optimizers) {
   CHECK_STATUS(device->step(device->ctx, &c.whole, NULL), EUNSUPPORTED);
   CHECK_FLOAT(c.param[0], 1);
 }
+
+TEST(what_a_rule_keeps_and_reads_has_names) {
+  omc_optim_numbers numbers = {.lr = 1};
+  static const struct {
+    omc_optim_rule rule;
+    int n, n_with; /* states: without and with amsgrad and momentum */
+    const char *last;
+  } rows[] = {{OMC_RULE_ADAM, 2, 3, "max_exp_avg_sq"},
+              {OMC_RULE_SGD, 0, 1, "momentum_buffer"},
+              {OMC_RULE_LAMB, 2, 2, "exp_avg_sq"},
+              {OMC_RULE_SCALE, 0, 0, NULL}};
+  for (int with = 0; with < 2; with++) {
+    numbers.amsgrad = numbers.momentum = with;
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+      const int n = with ? rows[r].n_with : rows[r].n;
+      CHECK(omc_optim_state(rows[r].rule, &numbers, n) == NULL);
+      if (n) CHECK(omc_optim_state(rows[r].rule, &numbers, n - 1) != NULL);
+      if (n && with) CHECK_TEXT(omc_optim_state(rows[r].rule, &numbers, n - 1), rows[r].last);
+    }
+  }
+  CHECK(omc_optim_number(&numbers, "lr", 2) == &numbers.lr);
+  CHECK(omc_optim_number(&numbers, "beta12", 5) == &numbers.beta1);
+  CHECK(omc_optim_number(&numbers, "l", 1) == NULL &&
+        omc_optim_number(&numbers, "lr_at", 5) == NULL);
+}

@@ -256,6 +256,28 @@ TEST(session_refuses_to_write_over_what_others_share) {
   omc_session_destroy(s);
 }
 
+TEST(session_refuses_to_write_two_outputs_over_one_memory) {
+  omc_session *s = open_session(
+      "input %a : f32[4]\ninput %b : f32[4]\ninput %x : f32[4]\n%c = Add(%a, %x)\n"
+      "%d = Mul(%b, %x)\nreturn %c over %a, %d over %b\n",
+      1);
+  const omc_type types[] = {{OMC_F32, {1, {4}}}, {OMC_F32, {1, {4}}}, {OMC_F32, {1, {4}}}};
+  const bool no[] = {false, false, false};
+  omc_plan *plan = NULL;
+  float at[12] = {0};
+  void *in[] = {at, at + 3, at + 8}, *out[] = {NULL, NULL};
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){types, no, no, 0, false, false}, &plan));
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "input 1 is written over and shares memory with input 0");
+  in[1] = at + 4, in[2] = at + 7;
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "input 1 is written over and shares memory with input 2");
+  in[2] = at + 8;
+  CHECK_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
 TEST(session_refuses_an_update_of_another_type) {
   omc_session *s =
       open_session("input %x : f32[?]\ninput %m : f32[4]\n%y = Exp(%x)\nreturn %y over %m\n", 1);

@@ -15,7 +15,8 @@ static const char model[] =
     "input %x : f32[?,4] grad\n"
     "input %w : f32[4,3] grad\n"
     "%a = MatMul(%x, %w)\n"
-    "%y = Tanh(%a)\n"
+    "%h = Tanh(%a)\n"
+    "%y = Sin(%h)\n"
     "%z = Exp(%y)\n"
     "return %y, %z\n";
 
@@ -165,6 +166,42 @@ TEST(threads_share_a_run) {
     omc_plan_release(plan);
     omc_session_destroy(w.session);
   }
+}
+
+/* What one thread packs, the other's backward reads, or one of them is told no. */
+static void *go_back_while_it_is_packed(void *arg) {
+  worker *w = arg;
+  tensors t;
+  fill(&t);
+  const omc_status status = backward(w->run, w->given, &t, 0, true);
+  w->right = status == OMC_OK ? !memcmp(t.dw, w->expected[0], sizeof t.dw) : status == OMC_EINVALID;
+  return NULL;
+}
+
+TEST(threads_pack_a_run_or_go_back) {
+  worker w = {.number = 0};
+  omc_plan *plan = NULL;
+  static char packed[4096];
+  tensors t;
+  fill(&t);
+  REQUIRE_OK(open_session(&w.session));
+  REQUIRE_OK(plan_rows(w.session, ROWS, false, &plan));
+  REQUIRE(plan->forward_bytes > 0 && plan->forward_bytes <= sizeof packed);
+  for (int i = 0; i < 8 * ROUNDS; i++) {
+    REQUIRE_OK(forward(plan, &t, &w.run));
+    if (i == 0) {
+      REQUIRE_OK(backward(w.run, &t, &t, 0, true));
+      memcpy(w.expected[0], t.dw, sizeof t.dw);
+    }
+    w.given = &t;
+    REQUIRE(pthread_create(&w.thread, NULL, go_back_while_it_is_packed, &w) == 0);
+    const omc_status status = omc_run_pack(w.run, packed, NULL);
+    pthread_join(w.thread, NULL);
+    CHECK(w.right && (status == OMC_OK || status == OMC_EINVALID));
+    omc_run_destroy(w.run);
+  }
+  omc_plan_release(plan);
+  omc_session_destroy(w.session);
 }
 
 TEST(threads_have_sessions_of_their_own) { run_threads(&(worker){.number = 0}, make_sessions); }

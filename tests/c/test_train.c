@@ -288,6 +288,75 @@ TEST(train_tensors_are_listed) {
   omc_trainer_close(trainer);
 }
 
+/* Names of which some begin as others do, in no order. */
+TEST(train_each_of_many_tensors_is_found_by_its_name) {
+  enum { N = 300 };
+  static char names[N][24];
+  static float values[N];
+  static omc_named_tensor tensors[N];
+  const omc_type one = {OMC_F32, {1, {1}}};
+  const omc_named_text text = {"ortmodule_c", "1"};
+  for (int i = 0; i < N; i++) {
+    const int k = i * 7 % N;
+    values[i] = (float)k;
+    (void)snprintf(names[i], sizeof names[i], "model/%.*s%d", k % 4, "www", k);
+    tensors[i] = (omc_named_tensor){names[i], one, &values[i], sizeof values[i]};
+  }
+  const omc_safetensors file = {tensors, &text, N, 1};
+  const char *const path = new_path();
+  omc_trainer *trainer = NULL;
+  REQUIRE_OK(omc_safetensors_write(path, &file));
+  CHECK_OK(omc_trainer_open(path, &trainer));
+  (void)remove(path);
+  CHECK_INT(omc_trainer_n_tensors(trainer), N);
+  for (int i = 0; i < N; i++) CHECK_FLOAT(number_of(trainer, names[i] + 6, 0), values[i]);
+  omc_tensor t;
+  for (int i = 0; i < 4; i++)
+    CHECK_STATUS(omc_trainer_tensor(trainer, (const char *const[]){"w", "", "z", "w1x"}[i], &t),
+                 EINVALID);
+  omc_trainer_close(trainer);
+}
+
+TEST(train_what_a_file_lacks_is_said) {
+  static const struct {
+    int text; /* that is not there */
+    const char *detail;
+  } rows[] = {{1, "the file has no graph of training"},
+              {4, "the file has no graph of evaluation"},
+              {7, "the file has no optimizer"}};
+  const float x[3] = {1, 1, 1};
+  const omc_type type = {OMC_F32, {2, {1, 3}}};
+  const omc_tensor input = {(void *)(uintptr_t)x, &type};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    omc_named_text texts[N_TEXTS];
+    omc_trainer *trainer = NULL;
+    describe(texts);
+    texts[rows[i].text].name = "nothing";
+    const char *const path = write_model(texts);
+    REQUIRE_OK(omc_trainer_open(path, &trainer));
+    (void)remove(path);
+    CHECK_INT(omc_trainer_step(trainer, &input, NULL, NULL), i == 0 ? OMC_EINVALID : OMC_OK);
+    if (i == 1) CHECK_STATUS(omc_trainer_evaluate(trainer, &input, NULL), EINVALID);
+    if (i == 2) CHECK_STATUS(omc_trainer_update(trainer), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), rows[i].detail);
+    omc_trainer_close(trainer);
+  }
+}
+
+TEST(train_the_loss_is_one_float) {
+  const omc_named_text changed = {
+      "training",
+      "input %x : f32[?,3]\ninput %w : f32[3] grad\ninput %seen : i64[]\n"
+      "%y = Mul(%x, %w)\n%s = Add(%seen, %seen)\nreturn %y, %y, %s over %seen\n"};
+  omc_trainer *const trainer = open_changed(&changed);
+  const float x[6] = {1, 1, 1, 1, 1, 1};
+  const omc_type type = {OMC_F32, {2, {2, 3}}};
+  const omc_tensor input = {(void *)(uintptr_t)x, &type};
+  CHECK_STATUS(omc_trainer_step(trainer, &input, NULL, NULL), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "the loss is f32[2,3], expected one float");
+  omc_trainer_close(trainer);
+}
+
 TEST(train_goes_on_from_what_was_saved) {
   omc_trainer *trainer = open_model();
   (void)step(trainer, 2);

@@ -281,6 +281,32 @@ def test_where_pytorch_has_no_memory_for_a_result_graphs_make_room(monkeypatch: 
     torch.testing.assert_close([y.cpu(), again.cpu()], [module(x)] * 2)
 
 
+@pytest.mark.parametrize("how", ["end", "take"])
+def test_a_backward_is_left_alone_while_pytorch_makes_a_gradient(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode of the user's, or another thread, may come to it meanwhile."""
+    text = "input %x : f32[3] grad\ninput %w : f32[3] grad\n%h = Mul(%x, %w)\n%y = Exp(%h)\nreturn %y\n"
+    session, make = gpus[0].core.Session(text, {}, provider="cuda:0"), emulated_cuda.new
+    given, grads = [torch.full((3,), 2.0).to("cuda:0") for _ in range(2)], [torch.ones(3).to("cuda:0")]
+    plan = session.plan(given, [True, True], [True])
+    outputs, run = plan.forward(given, 0)
+    expected = [grad.cpu() for grad in plan.backward(run, given, outputs, grads)]
+    outputs, run = plan.forward(given, 0)
+    backward, refused = plan.begin(run, given, outputs, grads), 0
+
+    def meddling(*args: Any) -> Tensor:
+        nonlocal refused
+        with pytest.raises(ValueError, match="another thread takes gradients"):
+            backward.end() if how == "end" else backward.take([1])
+        refused += 1
+        return make(*args)
+
+    monkeypatch.setattr(emulated_cuda, "new", meddling)
+    taken = backward.take([0, 1])
+    monkeypatch.undo()
+    assert refused and [grad.cpu().tolist() for grad in taken] == [grad.tolist() for grad in expected]
+    backward.end()
+
+
 def test_a_stream_that_waits_holds_its_gpu_alone() -> None:
     module = Mixer()
     modules, stream = [on(number, module) for number in (0, 1)], gpus[1].stream()
