@@ -48,6 +48,9 @@ typedef struct omc_cpu_op {
 /* The record of an op id below OMC_N_OPS. */
 const omc_cpu_op *omc_cpu_op_get(omc_op_id id);
 
+/* Fails: there is no memory for the parameters of a node. */
+omc_status omc_no_memory(const omc_node *node) OMC_MUST_USE;
+
 /* The best instruction set this machine has, bounded by OMC_ISA; decided once. */
 omc_isa omc_cpu_isa(void);
 

@@ -43,10 +43,6 @@ static bool sums_by_channels(const omc_node *node, int64_t groups, int64_t m, in
   return groups >= OMC_MAX_VL && m == 1 && channels == 1 && pixels <= MOST_BYTES / bytes;
 }
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
-}
-
 /* Numbers of a table, which hang on sizes that a tensor may have that nobody has memory for; NULL:
  * no memory, or more than a convolution has that can be computed. */
 enum { MOST_OF_A_TABLE = 1 << 24 };
@@ -118,7 +114,7 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
   *out = NULL;
   if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
   conv_winograd *p = OMC_NEW(arena, conv_winograd);
-  if (!p) return no_memory(node);
+  if (!p) return omc_no_memory(node);
   const int64_t top = of_input ? 2 - f->before[1] : f->before[1];
   *p = (conv_winograd){.images = f->n,
                        .c = of_input ? f->o : f->c,
@@ -178,7 +174,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   conv_grid *grid = OMC_NEW(arena, conv_grid);
   int64_t *weight_at = new_table(arena, depth), *source_at = new_table(arena, depth);
   const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
-  if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
+  if (!grid || !weight_at || !source_at || !tap_at) return omc_no_memory(node);
   for (int64_t k = 0; k < depth; k++) {
     const int64_t tap = k < whole ? k % taps : last_tap(&f, k - whole, stacked);
     const int64_t x = tap % kw * f.dilation[2], channel = (k < whole ? k : whole) / taps;
@@ -199,7 +195,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .row_at = place_rows(f.out, f.stride, pitch, row, 0, arena),
                       .out_at = place_rows(f.out, one_by_one, f.out[1], f.out[2], 0, arena),
                       .out_col = 1};
-  if (!grid->row_at || !grid->out_at) return no_memory(node);
+  if (!grid->row_at || !grid->out_at) return omc_no_memory(node);
   join_rows(grid);
   const int64_t out_plane = f.out[0] * f.out[1] * f.out[2];
   *p = (conv_product){.direct = direct,
@@ -346,7 +342,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
     OMC_NODE_FAIL(node, EUNSUPPORTED, "%lld grids of %lld weights are too many", (long long)n_grids,
                   (long long)weights);
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
-  if (!grids) return no_memory(node);
+  if (!grids) return omc_no_memory(node);
   int64_t packed = 0;
   for (int64_t i = 0; i < n_grids; i++) {
     const int64_t at[] = {i / grids_by[2] / grids_by[1], i / grids_by[2] % grids_by[1],
@@ -396,7 +392,7 @@ static omc_status plan_winograd_weight(const omc_node *node, const omc_conv_form
   *out = NULL;
   if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
   conv_winograd_weight *p = OMC_NEW(arena, conv_winograd_weight);
-  if (!p) return no_memory(node);
+  if (!p) return omc_no_memory(node);
   *p = (conv_winograd_weight){
       .tiles_h = tiles_h,
       .tiles_w = tiles_w,
@@ -449,7 +445,7 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
                  .phases = phases,
                  .part = omc_ceil_div(span[2], phases)},
       .columns = omc_ceil_div(n_taps(&f) * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
-  if (!p->row_at || !p->tap_at) return no_memory(node);
+  if (!p->row_at || !p->tap_at) return omc_no_memory(node);
   OMC_TRY(choose_rows(&p->source, f.in, f.before, span, arena));
   p->pass = images_per_pass(node, &f, &p->source);
   return plan_winograd_weight(node, &f, arena, &p->winograd);
