@@ -1,9 +1,10 @@
 /* The serial part of GEMM, compiled per variant: packing, micro-kernels and the block product.
  *
  * Panels are made of units: a number of what is computed in, to which 16-bit operands are converted
- * as they are packed; or, in the variant `pairs`, two numbers of bf16 that follow each other along
- * K, of which one instruction adds up both products in f32. A unit has OMC_DEPTH elements of K; the
- * last one is padded with zeros, and every block of K begins at a whole one, whatever is cut.
+ * as they are packed; or, in the variants of pairs, two numbers of 16 bits that follow each other
+ * along K, of which one instruction adds up both products in f32. A unit has OMC_DEPTH elements of
+ * K; the last one is padded with zeros, and every block of K begins at a whole one, whatever is
+ * cut.
  *
  * Packed layouts. A block of m rows is cut into omc_gemm_panels(m) panels of nearly equal height
  * h; panel after panel, k columns of h units each: no padding, whatever m is. A block of n
