@@ -36,7 +36,7 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const omc_products
                          .b = matrix(&args->in[1], b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1),
                          .c = matrix(&args->out[0], index * p->m * p->n, p->n, 1),
                          .alpha = p->alpha,
-                         .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
+                         .bias = omc_in_data(args, 2)};
 }
 
 /* Whether packing a product would take longer than summing it where it lies. */
