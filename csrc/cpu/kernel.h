@@ -9,6 +9,7 @@
  *   OMC_KERNEL(Softmax, args) { const omc_axis_form *p = args->params; ... return OMC_OK; }
  *   #else
  *   OMC_KERNELS(Softmax)                       // declares them all, defines the table
+ *   OMC_FORM(params_softmax, omc_axis_form_of)
  *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, params_softmax))
  *   #endif
  *
@@ -126,6 +127,14 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 
 /* The omc_cpu_op of an op, with the kernels of that name. */
 #define OMC_PARAMS(type, decode) .params_size = sizeof(type), .params = decode
+
+/* Defines a `decode` whose parameters are a form (ops/forms.h) that `read` reads of the node. */
+#define OMC_FORM(decode, read)                                                     \
+  static omc_status decode(const omc_node *node, omc_arena *arena, void *params) { \
+    (void)arena;                                                                   \
+    return read(node, params);                                                     \
+  }
+
 #define OMC_CPU_OP(name, kernel, ...) \
   const omc_cpu_op omc_cpu_##name = {.kernels = &omc_kernels_##kernel, __VA_ARGS__};
 

@@ -137,10 +137,7 @@ OMC_KERNEL(GroupedMatMulGradWeight, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_grouped(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_grouped_form_of(node, params);
-}
+OMC_FORM(params_grouped, omc_grouped_form_of)
 
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
   return (size_t)threads * product_bytes(params, omc_in(node, 0)->type.dtype);

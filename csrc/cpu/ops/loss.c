@@ -382,10 +382,7 @@ static size_t forward_workspace(const omc_node *node, const void *params, int th
   return (size_t)(p->outer * p->inner) * omc_acc_size(omc_in(node, 0)->type.dtype);
 }
 
-static omc_status params_cross_entropy_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_cross_entropy_grad_form_of(node, params);
-}
+OMC_FORM(params_cross_entropy_grad, omc_cross_entropy_grad_form_of)
 
 static omc_status params_nll_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;

@@ -114,10 +114,7 @@ OMC_KERNEL(MatMul, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_matmul(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_products_form_of(node, params);
-}
+OMC_FORM(params_matmul, omc_products_form_of)
 
 static size_t matmul_workspace(const omc_node *node, const void *params, int threads) {
   const omc_products_form *p = params;

@@ -231,10 +231,7 @@ OMC_KERNEL(LogSoftmaxGrad, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_softmax(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_axis_form_of(node, params);
-}
+OMC_FORM(params_softmax, omc_axis_form_of)
 
 #define SOFTMAX(name) \
   OMC_KERNELS(name)   \
