@@ -153,22 +153,21 @@ static int64_t row_bytes(const omc_matrix *c) { return c->rs * (int64_t)omc_dtyp
 OMC_INLINE void finish(const omc_dtype dtype, const bool only_sums, const omc_gemm_block *g,
                        const c_part *p, const acc_t *sums) {
   const omc_dtype from_dtype = g->from.dtype;
-  const int64_t size = (int64_t)omc_dtype_size(dtype);
-  const int64_t from_size = (int64_t)omc_dtype_size(from_dtype);
   const char *from = part_of(&g->from, p), *const bias = g->bias, *const row_bias = g->row_bias;
   char *to = part_of(&g->to, p);
-  const int64_t from_row = row_bytes(&g->from), to_row = g->to.rs * size;
+  const int64_t from_row = row_bytes(&g->from);
+  const int64_t to_row = g->to.rs * (int64_t)omc_dtype_size(dtype);
   const vacc_t beta = vset(g->beta);
   for (int64_t r = 0; r < p->rows; r++) {
     for (int64_t x = 0; x < p->n; x += OMC_VL) {
       const int64_t n = p->n - x;
       vacc_t y = vldr(sums + r * OMC_NR + x);
       if (!only_sums) {
-        if (g->beta != 0) y = vfma(beta, load_some(from_dtype, from + x * from_size, n), y);
-        if (bias) y += load_some(dtype, bias + (p->j + x) * size, n);
-        if (row_bias) y += vset(load_some(dtype, row_bias + (p->i + r) * size, 1)[0]);
+        if (g->beta != 0) y = vfma(beta, vld_as(from_dtype, from, x, n), y);
+        if (bias) y += vld_as(dtype, bias, p->j + x, n);
+        if (row_bias) y += vset(vld_as(dtype, row_bias, p->i + r, 1)[0]);
       }
-      store_some(dtype, to + x * size, y, n);
+      vst_as(dtype, to, x, y, n);
     }
     from += from_row, to += to_row;
   }

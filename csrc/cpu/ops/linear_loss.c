@@ -18,7 +18,7 @@ typedef struct linear_loss_params {
 
 /* Offsets into the workspace, in bytes; the last is where that of the products begins. */
 typedef struct layout {
-  size_t row, target, loss, top, log_sum, bias, weight, logits, narrow, x, dx, product;
+  size_t row, target, loss, top, log_sum, widened, logits, narrow, x, dx, product;
 } layout;
 
 static inline layout layout_of(const linear_loss_params *p, omc_dtype dtype) {
@@ -35,8 +35,7 @@ static inline layout layout_of(const linear_loss_params *p, omc_dtype dtype) {
   PLACE(loss, n * wide)
   PLACE(top, n * wide)
   PLACE(log_sum, n * wide)
-  PLACE(bias, (size_t)p->form.loss.classes * wide)
-  PLACE(weight, (size_t)p->form.loss.classes * wide)
+  PLACE(widened, 2 * (size_t)p->form.loss.classes * wide)
   PLACE(logits, cells * wide)
   PLACE(narrow, dtype == OMC_BF16 ? cells * size : 0)
   PLACE(x, features * size)
@@ -186,14 +185,6 @@ static void run_block(linear_job *job, double total, bool first) {
   if (rows.gradient) products_of_block(job, first);
 }
 
-/* Input i, of n elements, as acc_t: itself, or a copy in `out`; NULL if it is left out. */
-static const acc_t *widened(const omc_kernel_args *args, uint32_t i, int64_t n, acc_t *out) {
-  const void *data = omc_in_data(args, i);
-  if (!data || args->in[i].type->dtype == OMC_ACC) return data;
-  load_row(data, out, n);
-  return out;
-}
-
 OMC_KERNEL(LinearCrossEntropy, args) {
   const linear_loss_params *p = args->params;
   const layout at = layout_of(p, OMC_STORAGE);
@@ -217,8 +208,9 @@ OMC_KERNEL(LinearCrossEntropy, args) {
                     .block_dx = (void *)(workspace + at.dx),
                     .product = workspace + at.product};
   const int64_t classes = p->form.loss.classes, k = p->form.k;
-  job.bias = widened(args, 3, classes, (void *)(workspace + at.bias));
-  job.weight = widened(args, 4, classes, (void *)(workspace + at.weight));
+  acc_t *widened = (void *)(workspace + at.widened);
+  job.bias = parameter(args, 3, classes, &widened);
+  job.weight = parameter(args, 4, classes, &widened);
   int64_t counted = 0;
   double total = 0, sum = 0;
   OMC_TRY(count_rows(&job, &counted, &total));
