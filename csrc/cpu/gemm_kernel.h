@@ -177,11 +177,6 @@ typedef struct omc_gemm_block {
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
 
-/* Row-major sums. */
-static inline omc_matrix omc_gemm_sums(acc_t *sums, int64_t stride) {
-  return (omc_matrix){.data = sums, .rs = stride, .cs = 1, .dtype = OMC_ACC};
-}
-
 /* The unit of elements x, .. of line i goes to out[x / OMC_DEPTH * width + i], for `lines` rows of
  * `src` of k elements each. Up to OMC_VL lines whole vectors are written, in rising order: past
  * line and past the end. */
@@ -204,13 +199,6 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *
 /* Products of few rows or columns, see cpu/gemm_lines_variant.c. */
 void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace);
 void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *g, void *workspace);
-
-/* The matrix from (row, col) on. */
-static inline omc_matrix omc_gemm_part(const omc_matrix *x, int64_t row, int64_t col) {
-  omc_matrix part = *x;
-  part.data = (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
-  return part;
-}
 
 #endif
 

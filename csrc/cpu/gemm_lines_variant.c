@@ -83,7 +83,7 @@ static void finish(const omc_gemm_args *g, const block *b) {
   for (int64_t r = 0; r < b->rows; r++)
     for (int64_t x = 0; x < b->cols; x += OMC_VL) {
       const int64_t i = b->i + r, j = b->j + x, n = b->cols - x;
-      const omc_matrix c = omc_gemm_part(&g->c, i, j);
+      const omc_matrix c = omc_matrix_part(&g->c, i, j);
       vacc_t y = vldr(&b->sums[r][x]) * vset((acc_t)g->alpha);
       if (g->beta != 0) y = vfma(vset((acc_t)g->beta), vld_as(c.dtype, c.data, 0, n), y);
       if (g->bias) y += vld_as(c.dtype, g->bias, j, n);

@@ -177,12 +177,9 @@ static omc_matrix weight_lines(const product_job *job, const storage_t *weight, 
   const conv_grid *grid = job->grid;
   const int64_t next = job->p->weight_row;
   if (OMC_DEPTH == 1 && grid->run == grid->depth)
-    return (omc_matrix){.data = (void *)(uintptr_t)(weight + grid->weight_at[d.first]),
-                        .rs = next,
-                        .cs = 1,
-                        .dtype = OMC_STORAGE};
+    return omc_matrix_rows(weight + grid->weight_at[d.first], next, OMC_STORAGE);
   for (int64_t r = 0; r < h; r++) load_weights(grid, weight + r * next, d, rows + r * d.units);
-  return omc_gemm_sums((acc_t *)(void *)rows, d.units);
+  return omc_matrix_rows(rows, d.units, OMC_ACC);
 }
 
 /* Weights of m rows of a group from `from` on, and where block `d` of them is packed. */
@@ -228,7 +225,7 @@ static void turn_taps(const storage_t *from, int64_t next, int64_t h, int64_t ta
     return;
   }
   omc_unit *const turned = scratch + OMC_MR * MOST_TOGETHER;
-  const omc_matrix rows = omc_gemm_sums((acc_t *)(void *)scratch, taps);
+  const omc_matrix rows = omc_matrix_rows(scratch, taps, OMC_ACC);
   copy_run(from, next, scratch, h * taps);
   OMC_TURN_UNITS(&rows, h, taps, h, (void *)turned);
   memcpy(out, turned, (size_t)(h * taps) * sizeof *out);
@@ -428,10 +425,9 @@ static void product_block(const product_job *job, int64_t group, int64_t part,
         else
           b_at = pack_columns(job, job->copy + source, grid->source_at + d.first, m, d.units, panel,
                               b, places);
-        const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
+        const omc_matrix sums = omc_matrix_rows(c + t * ROWS * COLS + j, COLS, OMC_ACC);
         const bool stored = last && panel->together;
-        const omc_matrix results = {
-            .data = out + columns->to[j], .rs = p->out_plane, .cs = 1, .dtype = OMC_STORAGE};
+        const omc_matrix results = omc_matrix_rows(out + columns->to[j], p->out_plane, OMC_STORAGE);
         const omc_gemm_block product = {.m = m,
                                         .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
                                         .k = d.units,

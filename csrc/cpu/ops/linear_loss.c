@@ -121,10 +121,6 @@ static void add_columns(omc_range range, void *ctx) {
   }
 }
 
-static omc_matrix matrix(const void *data, int64_t rs, int64_t cs, omc_dtype dtype) {
-  return (omc_matrix){.data = (void *)(uintptr_t)data, .rs = rs, .cs = cs, .dtype = dtype};
-}
-
 static void products_of_block(linear_job *job, bool first) {
   const int64_t k = job->p->form.k, classes = job->p->form.loss.classes, rows = job->rows;
   const int threads = job->args->threads;
@@ -134,9 +130,9 @@ static void products_of_block(linear_job *job, bool first) {
     const omc_gemm_args g = {.m = rows,
                              .n = k,
                              .k = classes,
-                             .a = matrix(gradients, classes, 1, dtype),
-                             .b = matrix(job->w, k, 1, OMC_STORAGE),
-                             .c = matrix(job->block_dx, k, 1, OMC_ACC),
+                             .a = omc_matrix_rows(gradients, classes, dtype),
+                             .b = omc_matrix_rows(job->w, k, OMC_STORAGE),
+                             .c = omc_matrix_rows(job->block_dx, k, OMC_ACC),
                              .alpha = 1};
     omc_gemm(&g, threads, job->product);
     omc_parallel_for(rows, item_grain(k), threads, scatter, job);
@@ -145,9 +141,9 @@ static void products_of_block(linear_job *job, bool first) {
     const omc_gemm_args g = {.m = classes,
                              .n = k,
                              .k = rows,
-                             .a = matrix(gradients, 1, classes, dtype),
-                             .b = matrix(job->block_x, k, 1, OMC_STORAGE),
-                             .c = matrix(job->dw, k, 1, OMC_ACC),
+                             .a = omc_matrix_columns(gradients, classes, dtype),
+                             .b = omc_matrix_rows(job->block_x, k, OMC_STORAGE),
+                             .c = omc_matrix_rows(job->dw, k, OMC_ACC),
                              .alpha = 1,
                              .beta = first ? 0 : 1};
     omc_gemm(&g, threads, job->product);
@@ -164,9 +160,9 @@ static void run_block(linear_job *job, double total, bool first) {
   const omc_gemm_args g = {.m = job->rows,
                            .n = classes,
                            .k = k,
-                           .a = matrix(job->block_x, k, 1, OMC_STORAGE),
-                           .b = matrix(job->w, 1, k, OMC_STORAGE),
-                           .c = matrix(job->logits, classes, 1, OMC_ACC),
+                           .a = omc_matrix_rows(job->block_x, k, OMC_STORAGE),
+                           .b = omc_matrix_columns(job->w, k, OMC_STORAGE),
+                           .c = omc_matrix_rows(job->logits, classes, OMC_ACC),
                            .alpha = 1,
                            .bias = job->bias};
   omc_gemm(&g, threads, job->product);

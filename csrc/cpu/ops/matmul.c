@@ -18,7 +18,7 @@ typedef struct {
 /* The matrix that begins `at` elements into a tensor. */
 static omc_matrix matrix(const omc_tensor *t, int64_t at, int64_t rs, int64_t cs) {
   const omc_dtype dtype = t->type->dtype;
-  return (omc_matrix){.data = (char *)t->data + at * (int64_t)omc_dtype_get(dtype)->size,
+  return (omc_matrix){.data = (char *)t->data + at * (int64_t)omc_dtype_size(dtype),
                       .rs = rs,
                       .cs = cs,
                       .dtype = dtype,
