@@ -76,9 +76,7 @@ static omc_status count_rows(linear_job *job, int64_t *counted, double *total) {
   for (int64_t r = 0; r < job->p->form.n; r++) {
     const int64_t t = job->target[r];
     if (t == form->ignore_index) continue;
-    if (t < 0 || t >= form->classes)
-      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, job->args->node, (long long)r, (long long)form->classes);
+    OMC_TRY(omc_check_target(job->args, form, r, t));
     *total += job->weight ? (double)job->weight[t] : 1;
     job->row[*counted] = r;
     job->row_target[(*counted)++] = t;

@@ -47,9 +47,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
   for (int64_t i = 0; i < p->outer * p->inner; i++) {
     const int64_t t = job->target[i];
     if (t == p->ignore_index) continue;
-    if (t < 0 || t >= p->classes)
-      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, args->node, (long long)i, (long long)p->classes);
+    OMC_TRY(omc_check_target(args, p, i, t));
     job->total += (double)class_weight(job, t);
   }
   return OMC_OK;
