@@ -83,10 +83,6 @@ typedef struct grid {
 
 enum { COLUMN_UNIT = OMC_MAX_VL };
 
-static void *element(const omc_matrix *x, int64_t row, int64_t col) {
-  return (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
-}
-
 static void run_rectangles(omc_range range, void *ctx) {
   const grid *p = ctx;
   const omc_gemm_args *g = p->g;
@@ -100,9 +96,9 @@ static void run_rectangles(omc_range range, void *ctx) {
     omc_gemm_args part = *g;
     part.m = i1 - i0;
     part.n = j1 - j0;
-    part.a.data = element(&g->a, i0, 0);
-    part.b.data = element(&g->b, 0, j0);
-    part.c.data = element(&g->c, i0, j0);
+    part.a = omc_matrix_part(&g->a, i0, 0);
+    part.b = omc_matrix_part(&g->b, 0, j0);
+    part.c = omc_matrix_part(&g->c, i0, j0);
     if (g->bias) part.bias = (const char *)g->bias + j0 * size;
     if (g->row_bias) part.row_bias = (const char *)g->row_bias + i0 * size;
     p->serial(&part, p->workspace + (size_t)range.thread * p->thread_bytes);

@@ -22,6 +22,21 @@ typedef struct omc_matrix {
                   packed, as if they had been cast; any other: they are taken as they are */
 } omc_matrix;
 
+/* One whose rows, or whose columns, are contiguous and so many elements apart. */
+static inline omc_matrix omc_matrix_rows(const void *data, int64_t apart, omc_dtype dtype) {
+  return (omc_matrix){.data = (void *)(uintptr_t)data, .rs = apart, .cs = 1, .dtype = dtype};
+}
+static inline omc_matrix omc_matrix_columns(const void *data, int64_t apart, omc_dtype dtype) {
+  return (omc_matrix){.data = (void *)(uintptr_t)data, .rs = 1, .cs = apart, .dtype = dtype};
+}
+
+/* The matrix from (row, col) on. */
+static inline omc_matrix omc_matrix_part(const omc_matrix *x, int64_t row, int64_t col) {
+  omc_matrix part = *x;
+  part.data = (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
+  return part;
+}
+
 /* Columns of B, and rows of it, at whose multiples a part of what is packed may begin. */
 enum { OMC_GEMM_PART = 32 };
 

@@ -1,9 +1,10 @@
 /* The serial part of GEMM, compiled per variant: packing, micro-kernels and the block product.
  *
  * Panels are made of units: a number of what is computed in, to which 16-bit operands are converted
- * as they are packed; or, in the variant `pairs`, two numbers of bf16 that follow each other along
- * K, of which one instruction adds up both products in f32. A unit has OMC_DEPTH elements of K; the
- * last one is padded with zeros, and every block of K begins at a whole one, whatever is cut.
+ * as they are packed; or, in the variants of pairs, two numbers of 16 bits that follow each other
+ * along K, of which one instruction adds up both products in f32. A unit has OMC_DEPTH elements of
+ * K; the last one is padded with zeros, and every block of K begins at a whole one, whatever is
+ * cut.
  *
  * Packed layouts. A block of m rows is cut into omc_gemm_panels(m) panels of nearly equal height
  * h; panel after panel, k columns of h units each: no padding, whatever m is. A block of n
@@ -176,11 +177,6 @@ typedef struct omc_gemm_block {
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
 
-/* Row-major sums. */
-static inline omc_matrix omc_gemm_sums(acc_t *sums, int64_t stride) {
-  return (omc_matrix){.data = sums, .rs = stride, .cs = 1, .dtype = OMC_ACC};
-}
-
 /* The unit of elements x, .. of line i goes to out[x / OMC_DEPTH * width + i], for `lines` rows of
  * `src` of k elements each. Up to OMC_VL lines whole vectors are written, in rising order: past
  * line and past the end. */
@@ -203,13 +199,6 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *
 /* Products of few rows or columns, see cpu/gemm_lines_variant.c. */
 void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace);
 void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *g, void *workspace);
-
-/* The matrix from (row, col) on. */
-static inline omc_matrix omc_gemm_part(const omc_matrix *x, int64_t row, int64_t col) {
-  omc_matrix part = *x;
-  part.data = (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
-  return part;
-}
 
 #endif
 

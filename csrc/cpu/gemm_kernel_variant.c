@@ -144,7 +144,7 @@ typedef struct c_part {
 } c_part;
 
 static char *part_of(const omc_matrix *c, const c_part *p) {
-  return omc_gemm_part(c, p->i, p->j).data;
+  return omc_matrix_part(c, p->i, p->j).data;
 }
 
 static int64_t row_bytes(const omc_matrix *c) { return c->rs * (int64_t)omc_dtype_size(c->dtype); }
@@ -153,22 +153,21 @@ static int64_t row_bytes(const omc_matrix *c) { return c->rs * (int64_t)omc_dtyp
 OMC_INLINE void finish(const omc_dtype dtype, const bool only_sums, const omc_gemm_block *g,
                        const c_part *p, const acc_t *sums) {
   const omc_dtype from_dtype = g->from.dtype;
-  const int64_t size = (int64_t)omc_dtype_size(dtype);
-  const int64_t from_size = (int64_t)omc_dtype_size(from_dtype);
   const char *from = part_of(&g->from, p), *const bias = g->bias, *const row_bias = g->row_bias;
   char *to = part_of(&g->to, p);
-  const int64_t from_row = row_bytes(&g->from), to_row = g->to.rs * size;
+  const int64_t from_row = row_bytes(&g->from);
+  const int64_t to_row = g->to.rs * (int64_t)omc_dtype_size(dtype);
   const vacc_t beta = vset(g->beta);
   for (int64_t r = 0; r < p->rows; r++) {
     for (int64_t x = 0; x < p->n; x += OMC_VL) {
       const int64_t n = p->n - x;
       vacc_t y = vldr(sums + r * OMC_NR + x);
       if (!only_sums) {
-        if (g->beta != 0) y = vfma(beta, load_some(from_dtype, from + x * from_size, n), y);
-        if (bias) y += load_some(dtype, bias + (p->j + x) * size, n);
-        if (row_bias) y += vset(load_some(dtype, row_bias + (p->i + r) * size, 1)[0]);
+        if (g->beta != 0) y = vfma(beta, vld_as(from_dtype, from, x, n), y);
+        if (bias) y += vld_as(dtype, bias, p->j + x, n);
+        if (row_bias) y += vset(vld_as(dtype, row_bias, p->i + r, 1)[0]);
       }
-      store_some(dtype, to + x * size, y, n);
+      vst_as(dtype, to, x, y, n);
     }
     from += from_row, to += to_row;
   }
@@ -230,8 +229,8 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
     const bool in_place = g->b_rows && n == OMC_NR;
     const int64_t next = g->b_packs ? omc_min(g->n - j - n, OMC_NR) : 0;
     omc_unit *const pack = g->b_packs ? g->b_packs + j / OMC_NR * g->b_pack_step : NULL;
-    const omc_matrix b = omc_gemm_part(&g->b_stored, 0, j);
-    const omc_matrix soon = omc_gemm_part(&g->b_stored, 0, j + n);
+    const omc_matrix b = omc_matrix_part(&g->b_stored, 0, j);
+    const omc_matrix soon = omc_matrix_part(&g->b_stored, 0, j + n);
     if (pack) OMC_GEMM_NAME(pack_b)(&b, g->b_stored_k, n, pack);
     const bool stored = are_stored(g) && n == nv * OMC_VL;
     tile t = {.k = g->k,
@@ -304,21 +303,22 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
   const char *const bias = g->bias, *const row_bias = g->row_bias;
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
     const int64_t nb = omc_min(n - j, OMC_GEMM_NC);
-    const omc_matrix c = omc_gemm_part(&g->c, 0, j), kept = apart ? omc_gemm_sums(sums, nb) : c;
+    const omc_matrix c = omc_matrix_part(&g->c, 0, j),
+                     kept = apart ? omc_matrix_rows(sums, nb, OMC_ACC) : c;
     for (int64_t kb = 0; kb < k_blocks; kb++) {
       const int64_t u0 = omc_gemm_cut(units, k_blocks, kb),
                     un = omc_gemm_cut(units, k_blocks, kb + 1) - u0;
       const int64_t k0 = u0 * OMC_DEPTH, kn = omc_min(un * OMC_DEPTH, k - k0);
       const bool first = kb == 0, last = kb == k_blocks - 1;
-      const omc_matrix b = omc_gemm_part(&g->b, k0, j);
+      const omc_matrix b = omc_matrix_part(&g->b, k0, j);
       if (in_place && nb % OMC_NR) {
         const int64_t whole = nb - nb % OMC_NR;
-        const omc_matrix rest = omc_gemm_part(&b, 0, whole);
+        const omc_matrix rest = omc_matrix_part(&b, 0, whole);
         OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * un);
       }
       for (int64_t ib = 0; ib < m_blocks; ib++) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
-        const omc_matrix a = omc_gemm_part(&g->a, i, k0);
+        const omc_matrix a = omc_matrix_part(&g->a, i, k0);
         OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
         const omc_gemm_block block = {
             .m = mb,
@@ -333,8 +333,8 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
             .b_stored_k = kn,
             .b_rows = in_place ? b.data : NULL,
             .b_rs = b.rs,
-            .from = omc_gemm_part(first ? &c : &kept, i, 0),
-            .to = omc_gemm_part(last ? &c : &kept, i, 0),
+            .from = omc_matrix_part(first ? &c : &kept, i, 0),
+            .to = omc_matrix_part(last ? &c : &kept, i, 0),
             .alpha = (acc_t)g->alpha,
             .beta = first ? (acc_t)g->beta : 1,
             .bias = last && bias ? bias + j * size : NULL,
@@ -350,8 +350,8 @@ static void multiply_all(const omc_gemm_args *g, void *workspace) {
   omc_gemm_args part = *g;
   for (int64_t i = 0; i < g->m; i += rows) {
     part.m = omc_min(g->m - i, rows);
-    part.a = omc_gemm_part(&g->a, i, 0);
-    part.c = omc_gemm_part(&g->c, i, 0);
+    part.a = omc_matrix_part(&g->a, i, 0);
+    part.c = omc_matrix_part(&g->c, i, 0);
     if (g->row_bias)
       part.row_bias = (const char *)g->row_bias + i * (int64_t)omc_dtype_size(g->c.dtype);
     multiply_rows(&part, workspace);

@@ -83,13 +83,12 @@ static void finish(const omc_gemm_args *g, const block *b) {
   for (int64_t r = 0; r < b->rows; r++)
     for (int64_t x = 0; x < b->cols; x += OMC_VL) {
       const int64_t i = b->i + r, j = b->j + x, n = b->cols - x;
-      const omc_matrix c = omc_gemm_part(&g->c, i, j);
-      const int64_t size = (int64_t)omc_dtype_size(c.dtype);
+      const omc_matrix c = omc_matrix_part(&g->c, i, j);
       vacc_t y = vldr(&b->sums[r][x]) * vset((acc_t)g->alpha);
-      if (g->beta != 0) y = vfma(vset((acc_t)g->beta), load_some(c.dtype, c.data, n), y);
-      if (g->bias) y += load_some(c.dtype, (const char *)g->bias + j * size, n);
-      if (g->row_bias) y += vset(load_some(c.dtype, (const char *)g->row_bias + i * size, 1)[0]);
-      store_some(c.dtype, c.data, y, n);
+      if (g->beta != 0) y = vfma(vset((acc_t)g->beta), vld_as(c.dtype, c.data, 0, n), y);
+      if (g->bias) y += vld_as(c.dtype, g->bias, j, n);
+      if (g->row_bias) y += vset(vld_as(c.dtype, g->row_bias, i, 1)[0]);
+      vst_as(c.dtype, c.data, 0, y, n);
     }
 }
 

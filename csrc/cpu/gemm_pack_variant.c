@@ -195,7 +195,7 @@ void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, omc_unit *
   for (int64_t u = 0; u < units; u += some)
     for (int64_t p = 0; p < omc_gemm_panels(m); p++) {
       const int64_t i = omc_gemm_row(m, p), h = omc_gemm_row(m, p + 1) - i, k0 = u * OMC_DEPTH;
-      const omc_matrix panel = omc_gemm_part(a, i, k0);
+      const omc_matrix panel = omc_matrix_part(a, i, k0);
       pack_rows(&panel, h, omc_min(k - k0, some * OMC_DEPTH),
                 out + i * omc_gemm_units(units) + u * h);
     }
@@ -210,7 +210,7 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *
   for (int64_t u = 0; u < units; u += some)
     for (int64_t j = 0; j < n; j += OMC_NR) {
       const int64_t k0 = u * OMC_DEPTH;
-      const omc_matrix panel = omc_gemm_part(&lines, j, k0);
+      const omc_matrix panel = omc_matrix_part(&lines, j, k0);
       OMC_GEMM_NAME(pack_lines)(&panel, omc_min(n - j, OMC_NR), omc_min(k - k0, some * OMC_DEPTH),
                                 OMC_NR, out + j * units + u * OMC_NR);
     }

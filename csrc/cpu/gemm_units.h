@@ -1,4 +1,4 @@
-/* Units of panels, made of operands as they are stored, and elements of C: variant part only. */
+/* Units of panels, made of operands as they are stored: variant part only. */
 #ifndef OMC_CPU_GEMM_UNITS_H
 #define OMC_CPU_GEMM_UNITS_H
 
@@ -80,16 +80,10 @@ OMC_INLINE void units_across(source s, const char *p, int64_t next, bool more, i
 #else
 
 OMC_INLINE vacc_t load(source s, const char *p, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (s == BF16) return omc_vfrom_bf16(omc_vldh(p, n));
-  if (s == F16) return omc_vfrom_f16(omc_vldh(p, n));
-#endif
-  const vacc_t x = vldr_upto((const acc_t *)(const void *)p, n);
+  const vacc_t x = vld_as(s == BF16 ? OMC_BF16 : s == F16 ? OMC_F16 : OMC_ACC, p, 0, n);
 #if defined(OMC_COMPUTE_F32)
   if (s == ROUNDED_BF16) return omc_vfrom_bf16(omc_vto_bf16(x));
   if (s == ROUNDED_F16) return omc_vfrom_f16(omc_vto_f16(x));
-#else
-  (void)s;
 #endif
   return x;
 }
@@ -142,35 +136,6 @@ OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) {
 #else
 OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) { return vfma(a, b, c); }
 #endif
-
-/* ---- elements of C ---- */
-
-/* At most OMC_VL elements. */
-OMC_INLINE vacc_t load_some(omc_dtype dtype, const char *p, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh(p, n));
-  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh(p, n));
-#else
-  (void)dtype;
-#endif
-  return vldr_upto((const acc_t *)(const void *)p, n);
-}
-
-OMC_INLINE void store_some(omc_dtype dtype, char *p, vacc_t x, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) {
-    omc_vsth(p, omc_vto_bf16(x), n);
-    return;
-  }
-  if (dtype == OMC_F16) {
-    omc_vsth(p, omc_vto_f16(x), n);
-    return;
-  }
-#else
-  (void)dtype;
-#endif
-  vstr_upto((acc_t *)(void *)p, x, n);
-}
 
 #endif
 

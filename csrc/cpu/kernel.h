@@ -9,6 +9,7 @@
  *   OMC_KERNEL(Softmax, args) { const omc_axis_form *p = args->params; ... return OMC_OK; }
  *   #else
  *   OMC_KERNELS(Softmax)                       // declares them all, defines the table
+ *   OMC_FORM(params_softmax, omc_axis_form_of)
  *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, params_softmax))
  *   #endif
  *
@@ -47,6 +48,9 @@ typedef struct omc_cpu_op {
 
 /* The record of an op id below OMC_N_OPS. */
 const omc_cpu_op *omc_cpu_op_get(omc_op_id id);
+
+/* Fails: there is no memory for the parameters of a node. */
+omc_status omc_no_memory(const omc_node *node) OMC_MUST_USE;
 
 /* The best instruction set this machine has, bounded by OMC_ISA; decided once. */
 omc_isa omc_cpu_isa(void);
@@ -123,6 +127,14 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 
 /* The omc_cpu_op of an op, with the kernels of that name. */
 #define OMC_PARAMS(type, decode) .params_size = sizeof(type), .params = decode
+
+/* Defines a `decode` whose parameters are a form (ops/forms.h) that `read` reads of the node. */
+#define OMC_FORM(decode, read)                                                     \
+  static omc_status decode(const omc_node *node, omc_arena *arena, void *params) { \
+    (void)arena;                                                                   \
+    return read(node, params);                                                     \
+  }
+
 #define OMC_CPU_OP(name, kernel, ...) \
   const omc_cpu_op omc_cpu_##name = {.kernels = &omc_kernels_##kernel, __VA_ARGS__};
 

@@ -23,6 +23,10 @@ static const omc_cpu_op *const records[OMC_N_OPS] = {
 
 const omc_cpu_op *omc_cpu_op_get(omc_op_id id) { return records[id]; }
 
+omc_status omc_no_memory(const omc_node *node) {
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
+}
+
 /* ---- nodes ---- */
 
 static omc_kernel kernel_of(omc_op_id id, omc_dtype dtype) {
@@ -37,15 +41,11 @@ static bool cpu_fusible(void *ctx, const omc_node *node) {
   return op->ew && omc_ew_pick(op->ew, omc_ew_computed_in(omc_ew_class(node)));
 }
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
-}
-
 /* The kernel of elementwise programs takes a pointer to the program. */
 static omc_status prepare_elementwise(const omc_node *node, omc_arena *arena, int threads,
                                       omc_call *out) {
   omc_ew_program **program = OMC_NEW(arena, omc_ew_program *);
-  if (!program) return no_memory(node);
+  if (!program) return omc_no_memory(node);
   OMC_TRY(omc_ew_compile(node, arena, program));
   out->params = program;
   out->workspace_bytes = omc_ew_workspace(*program, threads);
@@ -71,7 +71,7 @@ static omc_status cpu_prepare(void *ctx, const omc_node *node, int threads, omc_
   if (out->kernel == omc_ew_run) return prepare_elementwise(node, arena, threads, out);
   if (op->params) {
     void *params = omc_arena_alloc(arena, 1, op->params_size);
-    if (!params) return no_memory(node);
+    if (!params) return omc_no_memory(node);
     OMC_TRY(op->params(node, arena, params));
     out->params = params;
   }

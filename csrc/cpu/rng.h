@@ -11,27 +11,10 @@
 #include "cpu/vec.h"
 #endif
 
-static inline void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter,
-                              uint32_t out[4]) {
-  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = subsequence, c3 = 0;
-  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-  for (int round = 0; round < 10; round++) {
-    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-    c1 = (uint32_t)p1;
-    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-    c3 = (uint32_t)p0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
-}
-
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-/* The same bits in vectors. One counter per 64-bit lane, of which the low half is a word and the
- * high half is ignored: a product of two words then fills a lane and its halves need no regrouping.
- */
+/* One counter per 64-bit lane, of which the low half is a word and the high half is ignored: a
+ * product of two words then fills a lane and its halves need no regrouping. */
 #if defined(OMC_COMPUTE_F64)
 #define OMC_RNG_LANES OMC_VL
 #else

@@ -1,10 +1,10 @@
-/* Loops over one contiguous row of elements, for kernels that reduce: variant part only. */
+/* Loads and stores of some elements, and loops over one contiguous row of them: variant part only. */
 #ifndef OMC_CPU_ROWS_H
 #define OMC_CPU_ROWS_H
 
 #ifdef OMC_VARIANT
+#include "cpu/kernel.h"
 #include "cpu/shuffle.h"
-#include "cpu/vec.h"
 
 /* The first n lanes. */
 OMC_INLINE vmask vlanes(int64_t n) {
@@ -35,6 +35,33 @@ OMC_INLINE void vstr_upto(acc_t *p, vacc_t x, int64_t n) {
     vstrn(p, x, n);
 }
 
+/* The same of n elements from number `at` on of what is stored in `dtype`: acc_t or, where that is
+ * f32, floats of 16 bits. */
+OMC_INLINE vacc_t vld_as(omc_dtype dtype, const void *from, int64_t at, int64_t n) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh((const uint16_t *)from + at, n));
+  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh((const uint16_t *)from + at, n));
+#else
+  (void)dtype;
+#endif
+  return vldr_upto((const acc_t *)from + at, n);
+}
+OMC_INLINE void vst_as(omc_dtype dtype, void *to, int64_t at, vacc_t x, int64_t n) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) {
+    omc_vsth((uint16_t *)to + at, omc_vto_bf16(x), n);
+    return;
+  }
+  if (dtype == OMC_F16) {
+    omc_vsth((uint16_t *)to + at, omc_vto_f16(x), n);
+    return;
+  }
+#else
+  (void)dtype;
+#endif
+  vstr_upto((acc_t *)to + at, x, n);
+}
+
 /* n elements as acc_t, and back. */
 OMC_INLINE void load_row(const storage_t *from, acc_t *to, int64_t n) {
   int64_t k = 0;
@@ -45,6 +72,23 @@ OMC_INLINE void store_row(const acc_t *from, storage_t *to, int64_t n) {
   int64_t k = 0;
   for (; k + OMC_VL <= n; k += OMC_VL) vst(to + k, vldr(from + k));
   for (; k < n; k++) st(to + k, from[k]);
+}
+
+/* A parameter or a statistic is stored as x is, or as what is computed in. */
+OMC_INLINE bool stores_acc(const omc_tensor *t) {
+  return omc_dtype_size(t->type->dtype) == sizeof(acc_t);
+}
+
+/* The n elements of input i as acc_t, by way of *scratch, of which they take what they need; NULL
+ * if it is left out. */
+OMC_INLINE const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n,
+                                  acc_t **scratch) {
+  const void *data = omc_in_data(args, i);
+  if (!data || stores_acc(&args->in[i])) return data;
+  acc_t *const to = *scratch;
+  *scratch += n;
+  load_row(data, to, n);
+  return to;
 }
 
 /* `rows` <= OMC_VL rows of n elements, 1 <= n <= OMC_VL, which follow one another, as columns: lane

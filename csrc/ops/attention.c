@@ -56,22 +56,42 @@ static omc_status misfit(const omc_node *node, const char *what, const omc_value
                 omc_type_text(&omc_in(node, first)->type, q, sizeof q));
 }
 
-/* Reads attributes and shapes. q, k, v are the inputs from `first` on, the mask input `mask`. */
-static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
-                        omc_attention_form *p) {
-  char text[OMC_NODE_TEXT];
+/* Checks that q and, unless it is all three, k and v are there, and their ranks and dtypes. */
+static omc_status check_operands(const omc_node *node, uint32_t first, bool packed) {
   OMC_TRY(omc_need_float(node, first));
-  const bool packed = omc_node_int(node, "kv_heads") > 0;
-  const omc_value *q = omc_in(node, first), *k = packed ? q : omc_in(node, first + 1),
-                  *v = packed ? q : omc_in(node, first + 2), *m = omc_in(node, mask);
   for (uint32_t i = first; i < first + 3; i++) {
     if (i > first && packed == (omc_in(node, i) != NULL))
       OMC_NODE_FAIL(node, EINVALID, "input %u is %s, as kv_heads is %lld", i,
                     packed ? "one too many" : "missing", (long long)omc_node_int(node, "kv_heads"));
     if (!omc_in(node, i)) continue;
     OMC_TRY(omc_need_rank(node, i, 4));
-    OMC_TRY(omc_need_dtype(node, i, q->type.dtype));
+    OMC_TRY(omc_need_dtype(node, i, omc_in(node, first)->type.dtype));
   }
+  return OMC_OK;
+}
+
+/* Reads how a mask, which may be left out, lies along the scores. */
+static omc_status read_mask(const omc_node *node, const omc_value *m, omc_attention_form *p) {
+  const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
+  char text[OMC_NODE_TEXT];
+  omc_shape both;
+  if (!m) return OMC_OK;
+  if (m->type.dtype != OMC_BOOL && m->type.dtype != p->dtype) return misfit(node, "mask", m);
+  OMC_TRY(
+      omc_shape_broadcast(&m->type.shape, &full, omc_node_text(node, text, sizeof text), &both));
+  if (!omc_shape_equal(&both, &full)) return misfit(node, "mask", m);
+  p->mask_is_bool = m->type.dtype == OMC_BOOL;
+  omc_broadcast_strides(&m->type.shape, &full, p->mask_strides);
+  return OMC_OK;
+}
+
+/* Reads attributes and shapes. q, k, v are the inputs from `first` on, the mask input `mask`. */
+static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
+                        omc_attention_form *p) {
+  const bool packed = omc_node_int(node, "kv_heads") > 0;
+  OMC_TRY(check_operands(node, first, packed));
+  const omc_value *q = omc_in(node, first), *k = packed ? q : omc_in(node, first + 1),
+                  *v = packed ? q : omc_in(node, first + 2);
   int64_t axes[OMC_N_HEADS];
   OMC_TRY(omc_head_axes_of(node, axes));
   for (int i = OMC_HEADS_OF_Q; i <= OMC_HEADS_OF_V && packed; i++) axes[i] = 2;
@@ -107,16 +127,7 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
   p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}},
                         axes[OMC_HEADS_OF_Y]);
   p->y = strides_of(&p->y_shape, axes[OMC_HEADS_OF_Y]);
-  if (!m) return OMC_OK;
-  const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
-  omc_shape both;
-  if (m->type.dtype != OMC_BOOL && m->type.dtype != p->dtype) return misfit(node, "mask", m);
-  OMC_TRY(
-      omc_shape_broadcast(&m->type.shape, &full, omc_node_text(node, text, sizeof text), &both));
-  if (!omc_shape_equal(&both, &full)) return misfit(node, "mask", m);
-  p->mask_is_bool = m->type.dtype == OMC_BOOL;
-  omc_broadcast_strides(&m->type.shape, &full, p->mask_strides);
-  return OMC_OK;
+  return read_mask(node, omc_in(node, mask), p);
 }
 
 omc_status omc_attention_form_of(const omc_node *node, omc_attention_form *out) {
@@ -139,7 +150,7 @@ static omc_status infer_backward(omc_node *node) {
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
   OMC_TRY(omc_need_type(node, 0, "dy", p.dtype, &p.y_shape));
   OMC_TRY(omc_need_type(node, 4, "lse", omc_dtype_acc(p.dtype), &lse));
-  if (omc_in(node, 6)) OMC_TRY(omc_need_type(node, 6, "y", p.dtype, &p.y_shape));
+  OMC_TRY(omc_need_type(node, 6, "y", p.dtype, &p.y_shape));
   for (uint32_t i = 0; i < 3; i++)
     if (omc_in(node, i + 1)) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
@@ -163,10 +174,11 @@ static omc_value *each_query_head(omc_builder *b, omc_value *x, int64_t heads) {
 
 /* The gradient of an added mask is that of the scores, P * (dP - delta). Few models train one, so
  * it is made of plain ops and does hold T x S elements. */
-static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
+static omc_status mask_gradient(omc_grad *g) {
   const omc_node *node = g->node;
+  omc_builder *b = &g->b;
   int64_t axes[OMC_N_HEADS];
-  if (omc_head_axes_of(node, axes) != OMC_OK) return NULL;
+  OMC_TRY(omc_head_axes_of(node, axes));
   omc_value *lse = omc_out(node, 1);
   const omc_dtype wide = lse->type.dtype;
   omc_value *q = heads_first(b, omc_cast(b, omc_in(node, 0), wide), axes[OMC_HEADS_OF_Q]);
@@ -174,7 +186,7 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   omc_value *v = heads_first(b, omc_cast(b, omc_in(node, 2), wide), axes[OMC_HEADS_OF_V]);
   omc_value *dy = heads_first(b, omc_cast(b, g->grad_out[0], wide), axes[OMC_HEADS_OF_Y]);
   omc_value *mask = omc_cast(b, omc_in(node, 3), wide);
-  if (b->status != OMC_OK) return NULL;
+  OMC_TRY(b->status);
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
   const double scale = scale_of(node, q);
   omc_shape column = lse->type.shape;
@@ -193,7 +205,8 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
                               omc_attr_int("subsequence", omc_node_int(node, "subsequence"))};
   if (p > 0) dprobs = omc_nary(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
   omc_value *delta = omc_reduce_sum(b, omc_binary(b, OMC_OP_Mul, probs, dprobs), last, 1, true);
-  return omc_binary(b, OMC_OP_Mul, probs, omc_binary(b, OMC_OP_Sub, dprobs, delta));
+  g->grad_in[3] = omc_binary(b, OMC_OP_Mul, probs, omc_binary(b, OMC_OP_Sub, dprobs, delta));
+  return b->status;
 }
 
 static omc_status grad_attention(omc_grad *g) {
@@ -206,8 +219,7 @@ static omc_status grad_attention(omc_grad *g) {
             node->n_attr, node->attr, in[2] ? 3 : 1, g->grad_in);
   if (!in[5] || !g->needs[3]) return g->b.status;
   if (!in[2]) OMC_NODE_FAIL(node, EUNSUPPORTED, "a mask has no gradient where kv_heads is not 0");
-  g->grad_in[3] = mask_gradient(g, &g->b);
-  return g->b.status;
+  return mask_gradient(g);
 }
 
 /* Pairs of a query and a key that it sees. */

@@ -1,9 +1,10 @@
 /* The forms of structural ops: what a node's attributes, types and constant inputs say, read once
  * for its shape rule, its gradient rule and the kernels of every device.
  *
- * Readers want a typed node; they fail with OMC_ESHAPE, OMC_EINVALID or OMC_EUNSUPPORTED naming it.
- * Sizes and strides are in elements. `x` and `table` are the shape of what is read where that is
- * no input of the node, as in a gradient. */
+ * Readers want a typed node; they fail with OMC_ESHAPE, OMC_EDTYPE, OMC_EINVALID, OMC_EUNSUPPORTED
+ * or, where they are given an arena, OMC_ENOMEM, naming it. Sizes and strides are in elements. `x`
+ * and `table` are the shape of what is read where that is no input of the node, as in a gradient.
+ */
 #ifndef OMC_OPS_FORMS_H
 #define OMC_OPS_FORMS_H
 
@@ -84,18 +85,6 @@ omc_status omc_moves_form_of(const omc_node *node, omc_arena *arena,
                              omc_moves_form *out) OMC_MUST_USE;
 
 /* ---- matmul.c ---- */
-
-/* The operands as matrices: a vector is a row on the left and a column on the right. */
-typedef struct omc_matmul_form {
-  omc_shape a, b, c; /* c with the dims that vectors add */
-  bool trans_a, trans_b;
-  bool a_vector, b_vector;
-  int64_t m, n, k;
-  double alpha;
-} omc_matmul_form;
-
-omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *out) OMC_MUST_USE;
-omc_shape omc_batch_dims(const omc_shape *matrix); /* all but the last two */
 
 /* `batch` products of [m, k] by [k, n]. The batch dims of C are a mixed-radix number whose digits
  * step through a and b by the strides below, 0 where an operand is repeated; they are as few as can

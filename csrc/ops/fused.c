@@ -31,15 +31,11 @@ omc_dtype omc_ew_fused_class(const omc_node *node) {
 
 /* Outputs have the broadcast shape of all inputs and the dtypes that the node lists. */
 static omc_status infer_fused(omc_node *node) {
-  char text[OMC_NODE_TEXT];
   uint32_t n;
   const int64_t *codes = omc_node_ints(node, "dtypes", &n);
   if (n != node->n_out) OMC_NODE_FAIL(node, EINVALID, "%u dtypes for %u outputs", n, node->n_out);
-  omc_shape shape = {0, {0}};
-  for (uint32_t i = 0; i < node->n_in; i++)
-    if (omc_in(node, i))
-      OMC_TRY(omc_shape_broadcast(&shape, &omc_in(node, i)->type.shape,
-                                  omc_node_text(node, text, sizeof text), &shape));
+  omc_shape shape;
+  OMC_TRY(omc_broadcast_inputs(node, &shape));
   for (uint32_t k = 0; k < n; k++) {
     omc_dtype dtype;
     if (!omc_dtype_from_onnx(codes[k], &dtype))

@@ -10,24 +10,23 @@
 
 #include "ops/builder.h"
 
-#define OMC_MAX_GRAD_IN 64
-
 typedef struct omc_grad {
   omc_builder b;              /* phase backward, appends */
   const omc_node *node;       /* the forward node */
   omc_value *const *grad_out; /* node->n_out gradients of its outputs, NULL: zero */
-  omc_value **grad_in;        /* gradients to set, all NULL at entry: one for each input that */
-  const bool *needs;          /* the op may have; somebody wants it, false of one left out */
+  omc_value **grad_in;        /* to set, NULL at entry: one for each input the op may have */
+  const bool *needs;          /* for each of these: somebody wants it; false of one left out */
   bool at_once;               /* inside AT_ONCE() of ops/elementwise.h */
 } omc_grad;
 
-/* Fails naming the forward node unless it has its first n outputs, those its rule reads. */
+/* Fails naming the forward node unless it has output i, which its rule reads. */
 static inline omc_status omc_need_output(const omc_grad *g, uint32_t i) {
   if (!omc_out(g->node, i))
     OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", i);
   return OMC_OK;
 }
 
+/* The same of its first n outputs. */
 static inline omc_status omc_need_saved(const omc_grad *g, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) OMC_TRY(omc_need_output(g, i));
   return OMC_OK;

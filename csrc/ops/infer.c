@@ -107,26 +107,29 @@ omc_status omc_infer_same(omc_node *node) {
   return OMC_OK;
 }
 
-/* The common dtype of the inputs from `first` on, and the broadcast shape of all that are there. */
-static omc_status broadcast_inputs(const omc_node *node, uint32_t first, omc_type *out) {
+omc_status omc_broadcast_inputs(const omc_node *node, omc_shape *out) {
   char text[OMC_NODE_TEXT];
-  const omc_value *v = omc_in(node, 0);
-  if (!v) return input_missing(node, 0);
-  *out = v->type;
-  for (uint32_t i = 1; i < node->n_in; i++) {
-    v = omc_in(node, i);
-    if (!v && i >= omc_op_get(node->op)->min_in) continue;
-    if (v && i == first) out->dtype = v->type.dtype;
-    OMC_TRY(omc_need_dtype(node, i, out->dtype));
-    OMC_TRY(omc_shape_broadcast(&out->shape, &v->type.shape, omc_node_text(node, text, sizeof text),
-                                &out->shape));
-  }
+  const char *what = omc_node_text(node, text, sizeof text);
+  *out = (omc_shape){0, {0}};
+  for (uint32_t i = 0; i < node->n_in; i++)
+    if (omc_in(node, i)) OMC_TRY(omc_shape_broadcast(out, omc_in_shape(node, i), what, out));
   return OMC_OK;
+}
+
+/* The common dtype of the inputs from `first` on, and the broadcast shape of all that are there. */
+static omc_status broadcast_type(const omc_node *node, uint32_t first, omc_type *out) {
+  const omc_value *v = omc_in(node, first);
+  if (!v) return input_missing(node, first);
+  out->dtype = v->type.dtype;
+  for (uint32_t i = first + 1; i < node->n_in; i++)
+    if (omc_in(node, i) || i < omc_op_get(node->op)->min_in)
+      OMC_TRY(omc_need_dtype(node, i, out->dtype));
+  return omc_broadcast_inputs(node, &out->shape);
 }
 
 omc_status omc_infer_broadcast(omc_node *node) {
   omc_type type;
-  OMC_TRY(broadcast_inputs(node, 0, &type));
+  OMC_TRY(broadcast_type(node, 0, &type));
   omc_set_type(node, 0, type.dtype, &type.shape);
   return OMC_OK;
 }
@@ -151,7 +154,7 @@ omc_status omc_infer_logic(omc_node *node) {
 
 omc_status omc_infer_compare(omc_node *node) {
   omc_type type;
-  OMC_TRY(broadcast_inputs(node, 0, &type));
+  OMC_TRY(broadcast_type(node, 0, &type));
   omc_set_type(node, 0, OMC_BOOL, &type.shape);
   return OMC_OK;
 }
@@ -164,7 +167,7 @@ omc_status omc_infer_test(omc_node *node) {
 omc_status omc_infer_choice(omc_node *node) {
   omc_type type;
   OMC_TRY(omc_need_dtype(node, 0, OMC_BOOL));
-  OMC_TRY(broadcast_inputs(node, 1, &type));
+  OMC_TRY(broadcast_type(node, 1, &type));
   omc_set_type(node, 0, type.dtype, &type.shape);
   return OMC_OK;
 }

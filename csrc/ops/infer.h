@@ -37,6 +37,9 @@ omc_status omc_node_axis(const omc_node *node, int64_t axis, int32_t rank,
 omc_status omc_need_shape(const omc_node *node, omc_shape *out) OMC_MUST_USE;
 omc_status omc_need_axis(const omc_node *node, int32_t rank, int32_t *out) OMC_MUST_USE;
 
+/* The broadcast shape of all inputs that are there; a failure names the node. */
+omc_status omc_broadcast_inputs(const omc_node *node, omc_shape *out) OMC_MUST_USE;
+
 /* Fails naming the node unless input i has that dtype / is float / has that rank. */
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) OMC_MUST_USE;
 omc_status omc_need_float(const omc_node *node, uint32_t i) OMC_MUST_USE;

@@ -142,8 +142,7 @@ static omc_status grad_linear(omc_grad *g) {
   if (!g->grad_out[0]) return OMC_OK;
   for (uint32_t k = 1; k < 4; k++) {
     if (!g->needs[input_of[k]]) continue;
-    if (!omc_out(g->node, k))
-      OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", k);
+    OMC_TRY(omc_need_output(g, k));
     g->grad_in[input_of[k]] = omc_binary(&g->b, OMC_OP_Mul, omc_out(g->node, k), g->grad_out[0]);
   }
   return g->b.status;

@@ -6,19 +6,29 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-omc_shape omc_batch_dims(const omc_shape *matrix) {
+/* The operands as matrices: a vector is a row on the left and a column on the right. */
+typedef struct {
+  omc_shape a, b, c; /* c with the dims that vectors add */
+  bool trans_a, trans_b;
+  bool a_vector, b_vector;
+  int64_t m, n, k;
+  double alpha;
+} matmul_form;
+
+/* All but the last two. */
+static omc_shape batch_dims(const omc_shape *matrix) {
   omc_shape out = *matrix;
   out.rank -= 2;
   return out;
 }
 
-omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
+static omc_status form_of(const omc_node *node, matmul_form *f) {
   char text[OMC_NODE_TEXT], ta[OMC_TYPE_TEXT], tb[OMC_TYPE_TEXT];
   const omc_type *a = &omc_in(node, 0)->type, *b = &omc_in(node, 1)->type;
   if (a->shape.rank == 0 || b->shape.rank == 0)
     OMC_NODE_FAIL(node, ESHAPE, "cannot multiply %s by %s", omc_type_text(a, ta, sizeof ta),
                   omc_type_text(b, tb, sizeof tb));
-  *f = (omc_matmul_form){
+  *f = (matmul_form){
       .a = a->shape, .b = b->shape, .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
   if (f->a_vector) f->a = (omc_shape){2, {1, a->shape.dims[0]}};
   if (f->b_vector) f->b = (omc_shape){2, {b->shape.dims[0], 1}};
@@ -34,7 +44,7 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
     OMC_NODE_FAIL(node, ESHAPE, "cannot multiply %s by %s: %lld columns meet %lld rows",
                   omc_type_text(a, ta, sizeof ta), omc_type_text(b, tb, sizeof tb), (long long)f->k,
                   (long long)db[f->trans_b]);
-  const omc_shape batch_a = omc_batch_dims(&f->a), batch_b = omc_batch_dims(&f->b);
+  const omc_shape batch_a = batch_dims(&f->a), batch_b = batch_dims(&f->b);
   OMC_TRY(omc_shape_broadcast(&batch_a, &batch_b, omc_node_text(node, text, sizeof text), &f->c));
   f->c.dims[f->c.rank++] = f->m;
   f->c.dims[f->c.rank++] = f->n;
@@ -57,16 +67,16 @@ static void join_dims(omc_products_form *p) {
 }
 
 omc_status omc_products_form_of(const omc_node *node, omc_products_form *p) {
-  omc_matmul_form f;
-  OMC_TRY(omc_matmul_form_of(node, &f));
+  matmul_form f;
+  OMC_TRY(form_of(node, &f));
   *p = (omc_products_form){.m = f.m,
                            .n = f.n,
                            .k = f.k,
                            .trans_a = f.trans_a,
                            .trans_b = f.trans_b,
-                           .dims = omc_batch_dims(&f.c),
+                           .dims = batch_dims(&f.c),
                            .alpha = f.alpha};
-  const omc_shape batch_a = omc_batch_dims(&f.a), batch_b = omc_batch_dims(&f.b);
+  const omc_shape batch_a = batch_dims(&f.a), batch_b = batch_dims(&f.b);
   p->batch = omc_shape_numel(&p->dims);
   /* One matrix on the right: the batch only makes the left one taller. */
   if (omc_shape_numel(&batch_b) == 1 && omc_shape_numel(&batch_a) == p->batch && !f.trans_a) {
@@ -96,19 +106,19 @@ void omc_products_at(const omc_products_form *p, int64_t index, int64_t *a, int6
 }
 
 static omc_status infer_matmul(omc_node *node) {
-  omc_matmul_form f;
+  matmul_form f;
   OMC_TRY(omc_need_float(node, 0));
   const omc_dtype dtype = omc_in(node, 0)->type.dtype, wide = omc_dtype_acc(dtype);
   const bool fused = node->op == OMC_OP_FusedMatMul;
   if (!fused || omc_in(node, 1)->type.dtype != wide) OMC_TRY(omc_need_dtype(node, 1, dtype));
-  OMC_TRY(omc_matmul_form_of(node, &f));
+  OMC_TRY(form_of(node, &f));
   const omc_dtype result =
       fused && omc_node_attr(node, "to") ? omc_node_to_dtype(node, "to") : dtype;
   if (result != dtype && result != wide)
     OMC_NODE_FAIL(node, EDTYPE, "a product of %s cannot be %s", omc_dtype_get(dtype)->text,
                   omc_dtype_get(result)->text);
   OMC_TRY(omc_need_type(node, 2, "bias", result, &(omc_shape){1, {f.n}}));
-  omc_shape out = omc_batch_dims(&f.c);
+  omc_shape out = batch_dims(&f.c);
   if (!f.a_vector) out.dims[out.rank++] = f.m;
   if (!f.b_vector) out.dims[out.rank++] = f.n;
   omc_set_type(node, 0, result, &out);
@@ -125,8 +135,8 @@ static omc_value *stacked(omc_builder *b, omc_value *x, const omc_shape *shape) 
 /* With A and B as multiplied and dC given: dA = dC B', dB = A' dC, each transposed if its operand
  * was, by the flags of the product alone. */
 static omc_status grad_matmul(omc_grad *g) {
-  omc_matmul_form f;
-  OMC_TRY(omc_matmul_form_of(g->node, &f));
+  matmul_form f;
+  OMC_TRY(form_of(g->node, &f));
   omc_builder *b = &g->b;
   const omc_dtype dtype = omc_in(g->node, 0)->type.dtype;
   omc_value *left = omc_reshape(b, omc_in(g->node, 0), &f.a);
@@ -154,8 +164,8 @@ static omc_status grad_matmul(omc_grad *g) {
 }
 
 static omc_status matmul_cost(const omc_node *node, omc_cost *cost) {
-  omc_matmul_form f;
-  OMC_TRY(omc_matmul_form_of(node, &f));
+  matmul_form f;
+  OMC_TRY(form_of(node, &f));
   const double results = (double)omc_shape_numel(&f.c);
   cost->flops = 2 * results * (double)f.k + (omc_in(node, 2) ? results : 0);
   return OMC_OK;

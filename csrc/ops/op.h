@@ -1,7 +1,8 @@
 /* The record of an op: what is true of it on every device.
  *
  * Each row of ops.def has one record `omc_op_NAME` in csrc/ops/FAMILY.c; a missing one does not
- * link. Nothing outside the family's file names an op, but for passes/ that rewrite it. */
+ * link. Beside its family's files on each device an op is named by who makes nodes of it, as
+ * gradient rules of others do, and by passes/ that rewrite it. */
 #ifndef OMC_OPS_OP_H
 #define OMC_OPS_OP_H
 
@@ -42,7 +43,8 @@ typedef struct omc_op {
   uint32_t optional; /* bit i: input i may be left out though below min_in */
 
   /* Sets the type of every output from input types, attributes and constant inputs. Inputs are
-   * typed and concrete. Fails with ESHAPE, EDTYPE or EUNSUPPORTED naming node and numbers. */
+   * typed and concrete. Fails with ESHAPE, EDTYPE, EINVALID or EUNSUPPORTED naming node and
+   * numbers. */
   omc_status (*infer)(omc_node *node);
 
   /* Builds the gradients of the inputs; NULL: none flows through this op. See ops/grad.h. */

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/infer.h"
 #include "ops/op.h"
 
 static omc_status malformed(const omc_node *node, const char *attribute) {
@@ -73,16 +74,9 @@ static omc_status decode_fused(const omc_node *node, omc_program *p) {
 }
 
 static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
-  char text[OMC_NODE_TEXT];
-  *out = (omc_shape){0, {0}};
-  for (uint32_t i = 0; i < node->n_in; i++) {
-    if (!omc_in(node, i) && i < omc_op_get(node->op)->min_in)
-      OMC_NODE_FAIL(node, EUNSUPPORTED, "an input is left out");
-    if (!omc_in(node, i)) continue;
-    OMC_TRY(omc_shape_broadcast(out, &omc_in(node, i)->type.shape,
-                                omc_node_text(node, text, sizeof text), out));
-  }
-  return OMC_OK;
+  for (uint32_t i = 0; i < omc_op_get(node->op)->min_in; i++)
+    if (!omc_in(node, i)) OMC_NODE_FAIL(node, EUNSUPPORTED, "an input is left out");
+  return omc_broadcast_inputs(node, out);
 }
 
 omc_status omc_program_of(const omc_node *node, omc_arena *arena, omc_program *out) {

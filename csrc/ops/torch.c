@@ -24,14 +24,15 @@ static omc_status infer_grad(omc_node *node) {
 
 /* The gradient has one output per input of the op; those that nobody needs are left out. */
 static omc_status grad_torch(omc_grad *g) {
+  enum { MAX_IN = 64 };
   const omc_node *node = g->node;
   omc_arena *memory = &g->b.graph->arena;
-  const char *types[OMC_MAX_GRAD_IN];
-  omc_value *grad_in[OMC_MAX_GRAD_IN];
+  const char *types[MAX_IN];
+  omc_value *grad_in[MAX_IN];
   char text[OMC_TYPE_TEXT > OMC_NODE_TEXT ? OMC_TYPE_TEXT : OMC_NODE_TEXT];
-  if (node->n_in > OMC_MAX_GRAD_IN || node->n_out > 32)
+  if (node->n_in > MAX_IN || node->n_out > 32)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "gradient of %u inputs and %u outputs, at most %d and 32",
-                  node->n_in, node->n_out, OMC_MAX_GRAD_IN);
+                  node->n_in, node->n_out, MAX_IN);
   for (uint32_t i = 0; i < node->n_in; i++) {
     static const omc_type none = {OMC_F32, {0, {0}}};
     omc_type_text(g->needs[i] ? &omc_in(node, i)->type : &none, text, sizeof text);

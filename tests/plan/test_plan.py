@@ -155,6 +155,15 @@ def test_errors_name_a_node_without_a_name_by_its_op() -> None:
 
 
 @pytest.mark.host
+def test_a_convolution_of_more_rows_than_a_table_has_is_pytorchs() -> None:
+    """It is refused as one without a kernel, not for want of memory, which would be the end of the call."""
+    text = "input %x : f32[1,1,?,1]\ninput %w : f32[1,1,3,1]\n%y = Conv(%x, %w)\nreturn %y\n"
+    session = _C.Session(text, {})
+    with pytest.raises(NotImplementedError, match="Conv: .* too many"):
+        session.plan([torch.empty(1, 1, 17_000_000, 1), torch.ones(1, 1, 3, 1)], [False, False], [False])
+
+
+@pytest.mark.host
 def test_run_takes_what_was_predicted_and_gives_it_back() -> None:
     text = transformer(2, 4, 64, 128, 4)
     session = _C.Session(text, {})

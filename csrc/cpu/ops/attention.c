@@ -3,10 +3,8 @@
 
 #ifndef OMC_VARIANT
 
-static omc_status params_attention(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_attention_form_of(node, params);
-}
+OMC_FORM(params_attention, omc_attention_form_of)
+
 static omc_status params_attention_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   attention_grad_params *p = params;

@@ -92,16 +92,6 @@ static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix
                            .b_packed = b.packed};
   if (m > 0 && n > 0) omc_gemm_serial_part(&g, workspace);
 }
-static omc_matrix by_rows(const storage_t *x, int64_t stride) {
-  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};
-}
-static omc_matrix transposed(const storage_t *x, int64_t stride) {
-  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = 1, .cs = stride, .dtype = OMC_STORAGE};
-}
-static omc_matrix computed(acc_t *x, int64_t stride) {
-  return (omc_matrix){.data = x, .rs = stride, .cs = 1, .dtype = OMC_ACC};
-}
-
 /* What scores become as operands, each row at the beginning of its scores: beside numbers of bf16
  * rounded to it, as PyTorch does. */
 #if defined(OMC_STORAGE_IS_F16)
@@ -114,10 +104,8 @@ typedef storage_t weight_t;
 OMC_INLINE void store_weights(weight_t *w, vacc_t x) { vst(w, x); }
 #endif
 static omc_matrix weights(acc_t *table, int64_t column, int64_t length) {
-  return (omc_matrix){.data = (weight_t *)(void *)table + column,
-                      .rs = length * (int64_t)(sizeof(acc_t) / sizeof(weight_t)),
-                      .cs = 1,
-                      .dtype = WEIGHT};
+  return omc_matrix_rows((weight_t *)(void *)table + column,
+                         length * (int64_t)(sizeof(acc_t) / sizeof(weight_t)), WEIGHT);
 }
 
 /* The right sides of a head of keys; a head of one block has no use for packing them. */
@@ -144,16 +132,17 @@ static void go_to_head(const attention_job *job, int64_t kv, head_sides *sides, 
   for (int i = 0; i < N_PACKED; i++)
     panels[i] = p->heads / p->kv_heads * n_blocks(p) > 1 ? scratch + job->scratch.packed[i] : NULL;
   sides->kv = kv;
-  sides->scores =
-      side_of(transposed(k, p->k.token), OMC_STORAGE, p->dim, p->keys, panels[PACKED_SCORES]);
+  sides->scores = side_of(omc_matrix_columns(k, p->k.token, OMC_STORAGE), OMC_STORAGE, p->dim,
+                          p->keys, panels[PACKED_SCORES]);
   if (!job->backward) {
-    sides->values =
-        side_of(by_rows(v, p->v.token), WEIGHT, p->keys, p->value_dim, panels[PACKED_VALUES]);
+    sides->values = side_of(omc_matrix_rows(v, p->v.token, OMC_STORAGE), WEIGHT, p->keys,
+                            p->value_dim, panels[PACKED_VALUES]);
     return;
   }
-  sides->values =
-      side_of(transposed(v, p->v.token), OMC_STORAGE, p->value_dim, p->keys, panels[PACKED_VALUES]);
-  sides->keys = side_of(by_rows(k, p->k.token), WEIGHT, p->keys, p->dim, panels[PACKED_KEYS]);
+  sides->values = side_of(omc_matrix_columns(v, p->v.token, OMC_STORAGE), OMC_STORAGE, p->value_dim,
+                          p->keys, panels[PACKED_VALUES]);
+  sides->keys = side_of(omc_matrix_rows(k, p->k.token, OMC_STORAGE), WEIGHT, p->keys, p->dim,
+                        panels[PACKED_KEYS]);
 }
 
 /* What of it is a run's: its keys are columns, or rows, of which panels can be read by parts. */
@@ -214,8 +203,9 @@ static void make_scores(const attention_job *job, const query_block *b, const he
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++) {
     acc_t *table = scores + run->at;
-    product(workspace, b->rows, run->n, p->dim, by_rows(job->q + b->q, p->q.token),
-            columns_of(sides->scores, run), computed(table, length), p->scale, 0);
+    product(workspace, b->rows, run->n, p->dim,
+            omc_matrix_rows(job->q + b->q, p->q.token, OMC_STORAGE), columns_of(sides->scores, run),
+            omc_matrix_rows(table, length, OMC_ACC), p->scale, 0);
     for (int64_t r = 0; r < b->rows; r++) {
       const int64_t i = b->first + r;
       const int64_t seen = p->causal ? omc_clamp(i + 1 - run->first, 0, run->n) : run->n;
@@ -308,7 +298,7 @@ static void forward_blocks(omc_range range, void *ctx) {
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
     const int64_t step = OMC_STORES_ACC ? p->y.token : p->value_dim;
     acc_t *sums = sums_of(y, (acc_t *)(void *)(scratch + job->scratch.sums));
-    combine(&b, scores, length, sides.values, p->value_dim, computed(sums, step), 1,
+    combine(&b, scores, length, sides.values, p->value_dim, omc_matrix_rows(sums, step, OMC_ACC), 1,
             scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       for (int64_t k = 0, n = p->value_dim; k < n; k += OMC_VL)
@@ -369,7 +359,7 @@ static void spread(const query_block *b, acc_t *table, int64_t length, omc_matri
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
     product(workspace, n, run->n, b->rows, columns,
             (right_side){.stored = weights(table, run->at, length)},
-            computed(sums + run->first, length), alpha, 1);
+            omc_matrix_rows(sums + run->first, length, OMC_ACC), alpha, 1);
 }
 
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
@@ -387,15 +377,18 @@ static void backward_block(const attention_job *job, const query_block *b, const
   const storage_t *const dy = job->dy + b->y;
   make_scores(job, b, sides, probs, workspace);
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
-    product(workspace, b->rows, run->n, value_dim, by_rows(dy, p->y.token),
-            columns_of(sides->values, run), computed(grads + run->at, length), 1, 0);
+    product(workspace, b->rows, run->n, value_dim, omc_matrix_rows(dy, p->y.token, OMC_STORAGE),
+            columns_of(sides->values, run), omc_matrix_rows(grads + run->at, length, OMC_ACC), 1,
+            0);
   for (int64_t r = 0; r < b->rows; r++)
     softmax_grad_row(job, b, r, probs + r * length, grads + r * length, scratch);
-  spread(b, probs, length, transposed(dy, p->y.token), value_dim, sums + dim * length, 1,
-         workspace);
-  combine(b, grads, length, sides->keys, dim, computed(dq_sums, step), p->scale, workspace);
+  spread(b, probs, length, omc_matrix_columns(dy, p->y.token, OMC_STORAGE), value_dim,
+         sums + dim * length, 1, workspace);
+  combine(b, grads, length, sides->keys, dim, omc_matrix_rows(dq_sums, step, OMC_ACC), p->scale,
+          workspace);
   for (int64_t r = 0; r < b->rows; r++) store_sums(dq_sums + r * step, dq + r * p->q.token, dim);
-  spread(b, grads, length, transposed(q, p->q.token), dim, sums, p->scale, workspace);
+  spread(b, grads, length, omc_matrix_columns(q, p->q.token, OMC_STORAGE), dim, sums, p->scale,
+         workspace);
 }
 
 /* Whether some row of probabilities is NaN, which those of the keys that it does not see are too.

@@ -185,10 +185,6 @@ OMC_KERNEL(AveragePoolGrad, args) {
 OMC_KERNELS(AveragePool)
 OMC_KERNELS(AveragePoolGrad)
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
-}
-
 /* `x` is the shape of what is pooled. */
 static omc_status average_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
                                     average_params *p) {
@@ -198,7 +194,7 @@ static omc_status average_params_of(const omc_node *node, const omc_shape *x, om
   p->divisor = g.divisor;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     omc_pool_window *w = OMC_NEW_ARRAY(arena, omc_pool_window, g.out[i]);
-    if (!w) return no_memory(node);
+    if (!w) return omc_no_memory(node);
     for (int64_t k = 0; k < g.out[i]; k++) w[k] = omc_pool_window_at(&g, i, k);
     p->in[i] = g.in[i];
     p->out[i] = g.out[i];

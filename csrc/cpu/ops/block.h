@@ -4,6 +4,7 @@
 #define OMC_CPU_OPS_BLOCK_H
 
 #include "cpu/kernel.h"
+#include "cpu/rows.h"
 #include "ops/program.h"
 #define OMC_ROWS_ARE_KERNELS
 #include "ops/elementwise.h"
@@ -46,34 +47,6 @@ struct omc_ew {
   omc_ew_body OMC_EW_NAME_(name); \
   void OMC_EW_NAME_(name)(const omc_ew_block *blk)
 
-#ifdef OMC_VARIANT
-/* A vector of elements from number `at` on. */
-OMC_INLINE vacc_t omc_ew_read(const void *from, omc_dtype dtype, int64_t at) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh((const uint16_t *)from + at, OMC_VL));
-  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh((const uint16_t *)from + at, OMC_VL));
-#else
-  (void)dtype;
-#endif
-  return vldr((const acc_t *)from + at);
-}
-OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) {
-    omc_vsth((uint16_t *)to + at, omc_vto_bf16(x), OMC_VL);
-    return;
-  }
-  if (dtype == OMC_F16) {
-    omc_vsth((uint16_t *)to + at, omc_vto_f16(x), OMC_VL);
-    return;
-  }
-#else
-  (void)dtype;
-#endif
-  vstr((acc_t *)to + at, x);
-}
-#endif
-
 /* The block is copied first: for all the compiler knows, a store might change it. */
 #define OMC_EW_BODY_(i, loops, is_plain)                                                     \
   {                                                                                          \
@@ -100,13 +73,13 @@ OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
 #else
 #define OMC_EW_ROW_(name, i, loops) OMC_EW_KERNEL(name, block_) OMC_EW_BODY_(i, loops, true)
 #endif
-#define OMC_EW_LOOP_(loads, expr)                                      \
-  for (int64_t k_ = 0; k_ < b_.n; k_ += OMC_VL) {                      \
-    loads;                                                             \
-    omc_ew_write(b_.out, plain_ ? OMC_ACC : b_.out_dtype, k_, (expr)); \
+#define OMC_EW_LOOP_(loads, expr)                                        \
+  for (int64_t k_ = 0; k_ < b_.n; k_ += OMC_VL) {                        \
+    loads;                                                               \
+    vst_as(plain_ ? OMC_ACC : b_.out_dtype, b_.out, k_, (expr), OMC_VL); \
   }
 #define OMC_EW_LOAD_(x, operand) \
-  const vacc_t x = omc_ew_read(b_.in[operand], plain_ ? OMC_ACC : b_.in_dtype[operand], k_)
+  const vacc_t x = vld_as(plain_ ? OMC_ACC : b_.in_dtype[operand], b_.in[operand], k_, OMC_VL)
 #define OMC_EW_LOAD1_(a) OMC_EW_LOAD_(a, 0)
 #define OMC_EW_LOAD2_(a, b) \
   OMC_EW_LOAD1_(a);         \
@@ -116,7 +89,7 @@ OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
   OMC_EW_LOAD_(c, 2)
 /* Operands that may be left out are mostly numbers, which are loaded once. */
 #define OMC_EW_LOAD_ONCE_(x, operand) \
-  const vacc_t x = omc_ew_read(b_.in[operand], b_.in_dtype[operand], 0)
+  const vacc_t x = vld_as(b_.in_dtype[operand], b_.in[operand], 0, OMC_VL)
 #define OMC_EW_LOOP_OPTIONAL_(a, b, c, expr)   \
   if (b_.spread) {                             \
     OMC_EW_LOAD_ONCE_(b, 1);                   \

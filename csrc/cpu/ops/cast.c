@@ -13,7 +13,7 @@ extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
   const omc_dtype from_ = (blk)->in_dtype[0], to_ = (blk)->out_dtype; \
   void *const out_ = (blk)->out;                                      \
   for (int64_t k_ = 0, n_ = (blk)->n; k_ < n_; k_ += OMC_VL)          \
-    omc_ew_write(out_, to_, k_, round(omc_ew_read(in_, from_, k_)));
+    vst_as(to_, out_, k_, round(vld_as(from_, in_, k_, OMC_VL)), OMC_VL);
 #define AS_IT_IS_(x) (x)
 
 #if defined(OMC_COMPUTE_F32)
@@ -27,11 +27,11 @@ static void convert_block(const omc_ew_block *blk, omc_dtype to) {
   _Alignas(64) char stored[OMC_EW_BLOCK * sizeof(int64_t)];
   _Alignas(64) acc_t numbers[OMC_EW_BLOCK];
   for (int64_t k = 0; k < blk->n; k += OMC_VL)
-    vstr(numbers + k, omc_ew_read(blk->in[0], blk->in_dtype[0], k));
+    vstr(numbers + k, vld_as(blk->in_dtype[0], blk->in[0], k, OMC_VL));
   convert->store[to](numbers, stored, blk->n);
   convert->load[to](stored, numbers, blk->n);
   for (int64_t k = 0; k < blk->n; k += OMC_VL)
-    omc_ew_write(blk->out, blk->out_dtype, k, vldr(numbers + k));
+    vst_as(blk->out_dtype, blk->out, k, vldr(numbers + k), OMC_VL);
 }
 
 /* Numbers of the new dtype: inside a program too they are rounded, if it is not the store that does

@@ -43,22 +43,34 @@ static bool sums_by_channels(const omc_node *node, int64_t groups, int64_t m, in
   return groups >= OMC_MAX_VL && m == 1 && channels == 1 && pixels <= MOST_BYTES / bytes;
 }
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
-}
+/* Makes the tables of a node's kernel. `status` is the first failure, after which they are NULL. */
+typedef struct {
+  const omc_node *node;
+  omc_arena *arena;
+  omc_status status;
+} table_maker;
 
-/* Numbers of a table, which hang on sizes that a tensor may have that nobody has memory for; NULL:
- * no memory, or more than a convolution has that can be computed. */
 enum { MOST_OF_A_TABLE = 1 << 24 };
-static int64_t *new_table(omc_arena *arena, int64_t n) {
-  return n > MOST_OF_A_TABLE ? NULL : OMC_NEW_ARRAY(arena, int64_t, n);
+
+/* Numbers of a table. How many hangs on sizes that a tensor may have though nobody has memory for
+ * as many. */
+static int64_t *new_table(table_maker *make, int64_t n) {
+  if (make->status != OMC_OK) return NULL;
+  if (n > MOST_OF_A_TABLE) {
+    make->status = omc_node_fail(make->node, OMC_EUNSUPPORTED,
+                                 "%lld rows or taps are too many for a table", (long long)n);
+    return NULL;
+  }
+  int64_t *table = OMC_NEW_ARRAY(make->arena, int64_t, n);
+  if (!table) make->status = omc_no_memory(make->node);
+  return table;
 }
 
 /* Where row (i, j) of n[0] x n[1] is that has step[0] slices and step[1] rows between it and the
- * next, a slice being `pitch` rows and a row `row` elements. NULL: no memory. */
-static int64_t *place_rows(const int64_t *n, const int64_t *step, int64_t pitch, int64_t row,
-                           int64_t first, omc_arena *arena) {
-  int64_t *at = new_table(arena, omc_max(n[0] * n[1], 1));
+ * next, a slice being `pitch` rows and a row `row` elements. */
+static int64_t *place_rows(table_maker *make, const int64_t *n, const int64_t *step, int64_t pitch,
+                           int64_t row, int64_t first) {
+  int64_t *at = new_table(make, omc_max(n[0] * n[1], 1));
   for (int64_t r = 0; at && r < n[0] * n[1]; r++)
     at[r] = first + (r / n[1] * step[0] * pitch + r % n[1] * step[1]) * row;
   return at;
@@ -66,10 +78,10 @@ static int64_t *place_rows(const int64_t *n, const int64_t *step, int64_t pitch,
 
 /* The rows of a copy of planes with dims `in`: span[a] along each axis but the last, from before[a]
  * ahead of the plane on. */
-static omc_status choose_rows(conv_source *s, const int64_t *in, const int64_t *before,
-                              const int64_t *span, omc_arena *arena) {
-  int64_t *from = new_table(arena, omc_max(span[0] * span[1], 1));
-  if (!from) OMC_FAIL(ENOMEM, "no memory for the rows of a convolution");
+static omc_status choose_rows(table_maker *make, const int64_t *in, const int64_t *before,
+                              const int64_t *span, conv_source *s) {
+  int64_t *from = new_table(make, omc_max(span[0] * span[1], 1));
+  if (!from) return make->status;
   s->h = in[0] * in[1], s->w = in[2];
   s->rows = span[0] * span[1];
   s->row_from = from;
@@ -111,14 +123,15 @@ static bool repays_winograd(const omc_node *node, const omc_conv_form *f, int64_
 }
 
 /* Sets *out where Winograd's transform repays. */
-static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bool of_input,
-                                omc_arena *arena, const conv_winograd **out) {
+static omc_status plan_winograd(table_maker *make, const omc_conv_form *f, bool of_input,
+                                const conv_winograd **out) {
+  const omc_node *node = make->node;
   const int64_t *to = of_input ? f->in : f->out;
   const int64_t tiles_h = omc_ceil_div(to[1], 2), tiles_w = omc_ceil_div(to[2], 2);
   *out = NULL;
   if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
-  conv_winograd *p = OMC_NEW(arena, conv_winograd);
-  if (!p) return no_memory(node);
+  conv_winograd *p = OMC_NEW(make->arena, conv_winograd);
+  if (!p) return omc_no_memory(node);
   const int64_t top = of_input ? 2 - f->before[1] : f->before[1];
   *p = (conv_winograd){.images = f->n,
                        .c = of_input ? f->o : f->c,
@@ -134,8 +147,8 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
                                   .left = of_input ? 2 - f->before[2] : f->before[2],
                                   .phases = 2,
                                   .part = tiles_w + 1}};
-  OMC_TRY(choose_rows(&p->source, of_input ? f->out : f->in, (int64_t[]){0, top},
-                      (int64_t[]){1, 2 * tiles_h + 2}, arena));
+  OMC_TRY(choose_rows(make, of_input ? f->out : f->in, (int64_t[]){0, top},
+                      (int64_t[]){1, 2 * tiles_h + 2}, &p->source));
   p->pass = images_per_pass(node, f, &p->source);
   *out = p;
   return OMC_OK;
@@ -150,42 +163,39 @@ static int64_t last_tap(const omc_conv_form *f, int64_t k, int64_t stacked) {
   return (row / left * kh + 2 * pairs + row % left) * kw + (k - stacked) % kw;
 }
 
-static omc_status params_conv(const omc_node *node, omc_arena *arena, void *params) {
-  conv_product *p = params;
-  omc_conv_form f;
-  OMC_TRY(omc_conv_form_of(node, &f));
-  const bool direct = sums_directly(f.group, f.o / f.group);
-  const int64_t taps = n_taps(&f), kw = f.kernel[2], sw = f.stride[2];
-  const int64_t per_unit = channels_per_unit(node, direct);
-  const int64_t whole = f.cg / per_unit * taps, one = f.cg % per_unit; /* the last lacks a second */
-  int64_t span[OMC_CONV_AXES], unpadded = true;
-  window_spans(&f, span);
-  for (int a = 0; a < OMC_CONV_AXES; a++) unpadded &= !f.before[a] && !f.after[a];
-  conv_source s = {.channels = f.c,
-                   .of_group = f.cg,
-                   .per_unit = per_unit,
-                   .left = f.before[2],
-                   .phases = sw,
-                   .part = omc_ceil_div(span[2], sw)};
-  OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
-  s.in_place = packs_stored(node) && !direct && unpadded && sw == 1;
-  if (one && !s.in_place && f.kernel[1] > 1) s.below = f.dilation[1];
-  const int64_t stacked = s.below ? one * f.kernel[0] * (f.kernel[1] / 2) * kw : 0;
+/* The copy of x, or x itself. A last channel without a second is copied with the row below. */
+static omc_status choose_source(table_maker *make, const omc_conv_form *f, bool direct,
+                                conv_source *s) {
+  const int64_t sw = f->stride[2], per_unit = channels_per_unit(make->node, direct);
+  int64_t span[OMC_CONV_AXES];
+  bool unpadded = true;
+  window_spans(f, span);
+  for (int a = 0; a < OMC_CONV_AXES; a++) unpadded &= !f->before[a] && !f->after[a];
+  *s = (conv_source){.channels = f->c,
+                     .of_group = f->cg,
+                     .per_unit = per_unit,
+                     .left = f->before[2],
+                     .phases = sw,
+                     .part = omc_ceil_div(span[2], sw)};
+  s->in_place = packs_stored(make->node) && !direct && unpadded && sw == 1;
+  if (f->cg % per_unit && !s->in_place && f->kernel[1] > 1) s->below = f->dilation[1];
+  return choose_rows(make, f->in, f->before, span, s);
+}
+
+/* Its one grid: taps of all units of two channels, then those of a last one. */
+static omc_status one_grid(table_maker *make, const omc_conv_form *f, const conv_source *s,
+                           conv_grid *grid) {
+  const int64_t taps = n_taps(f), kw = f->kernel[2], sw = f->stride[2], per_unit = s->per_unit;
+  const int64_t whole = f->cg / per_unit * taps, one = f->cg % per_unit;
+  const int64_t stacked = s->below ? one * f->kernel[0] * (f->kernel[1] / 2) * kw : 0;
   const int64_t depth = whole + one * taps - stacked;
-  const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
-  const int64_t step = s.in_place ? per_unit * plane : plane;
-  const int64_t pitch = s.in_place ? f.in[1] : span[1];
-  conv_grid *grid = OMC_NEW(arena, conv_grid);
-  int64_t *weight_at = new_table(arena, depth), *source_at = new_table(arena, depth);
-  const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
-  if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
-  for (int64_t k = 0; k < depth; k++) {
-    const int64_t tap = k < whole ? k % taps : last_tap(&f, k - whole, stacked);
-    const int64_t x = tap % kw * f.dilation[2], channel = (k < whole ? k : whole) / taps;
-    weight_at[k] = channel * per_unit * taps + tap;
-    source_at[k] = (channel + (k >= whole + stacked && s.below)) * step + tap_at[tap / kw] +
-                   x % sw * s.part + x / sw;
-  }
+  const int64_t row = s->in_place ? s->w : s->phases * s->part, plane = source_plane(s);
+  const int64_t step = s->in_place ? per_unit * plane : plane;
+  int64_t span[OMC_CONV_AXES];
+  window_spans(f, span);
+  const int64_t pitch = s->in_place ? f->in[1] : span[1];
+  int64_t *weight_at = new_table(make, depth), *source_at = new_table(make, depth);
+  const int64_t *tap_at = place_rows(make, f->kernel, f->dilation, pitch, row, 0);
   *grid = (conv_grid){.depth = depth,
                       .whole = whole,
                       .stacked = stacked,
@@ -194,31 +204,52 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .row_next = kw,
                       .run = per_unit == 1 ? depth : taps,
                       .source_at = source_at,
-                      .rows = f.out[0] * f.out[1],
-                      .cols = f.out[2],
-                      .row_at = place_rows(f.out, f.stride, pitch, row, 0, arena),
-                      .out_at = place_rows(f.out, one_by_one, f.out[1], f.out[2], 0, arena),
+                      .rows = f->out[0] * f->out[1],
+                      .cols = f->out[2],
+                      .row_at = place_rows(make, f->out, f->stride, pitch, row, 0),
+                      .out_at = place_rows(make, f->out, one_by_one, f->out[1], f->out[2], 0),
                       .out_col = 1};
-  if (!grid->row_at || !grid->out_at) return no_memory(node);
+  if (make->status != OMC_OK) return make->status;
+  for (int64_t k = 0; k < depth; k++) {
+    const int64_t tap = k < whole ? k % taps : last_tap(f, k - whole, stacked);
+    const int64_t x = tap % kw * f->dilation[2], channel = (k < whole ? k : whole) / taps;
+    weight_at[k] = channel * per_unit * taps + tap;
+    source_at[k] = (channel + (k >= whole + stacked && s->below)) * step + tap_at[tap / kw] +
+                   x % sw * s->part + x / sw;
+  }
   join_rows(grid);
-  const int64_t out_plane = f.out[0] * f.out[1] * f.out[2];
+  return OMC_OK;
+}
+
+static omc_status params_conv(const omc_node *node, omc_arena *arena, void *params) {
+  table_maker make = {node, arena, OMC_OK};
+  conv_product *p = params;
+  omc_conv_form f;
+  OMC_TRY(omc_conv_form_of(node, &f));
+  const bool direct = sums_directly(f.group, f.o / f.group);
+  conv_source s;
+  OMC_TRY(choose_source(&make, &f, direct, &s));
+  conv_grid *grid = OMC_NEW(arena, conv_grid);
+  if (!grid) return omc_no_memory(node);
+  OMC_TRY(one_grid(&make, &f, &s, grid));
+  const int64_t out_plane = f.out[0] * f.out[1] * f.out[2], weight_row = f.cg * n_taps(&f);
   *p = (conv_product){.direct = direct,
                       .by_channels = sums_by_channels(node, f.group, f.o / f.group, f.cg,
                                                       source_plane(&s) + out_plane),
                       .images = f.n,
                       .groups = f.group,
                       .m = f.o / f.group,
-                      .weight_row = f.cg * taps,
-                      .weight_group = f.o / f.group * f.cg * taps,
-                      .source_group = group_planes(&s) * plane,
+                      .weight_row = weight_row,
+                      .weight_group = f.o / f.group * weight_row,
+                      .source_group = group_planes(&s) * source_plane(&s),
                       .out_plane = out_plane,
                       .source = s,
                       .n_grids = 1,
                       .twins = 1,
                       .grids = grid,
-                      .packed = f.o * omc_gemm_most_units(depth)};
+                      .packed = f.o * omc_gemm_most_units(grid->depth)};
   p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(node, &f, &s);
-  return plan_winograd(node, &f, false, arena, &p->winograd);
+  return plan_winograd(&make, &f, false, &p->winograd);
 }
 
 /* Along one dim, for input positions a, a + stride, ...: tap i meets them if its shift, in output
@@ -265,8 +296,8 @@ static met_taps taps_met(int64_t a, int64_t pad, int64_t taps, int64_t dilation,
 
 /* The grid of input pixels `at` modulo the strides. The copied source begins before[a] ahead of the
  * gradient and has `pitch` rows a slice. */
-static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const int64_t *at,
-                            const int64_t *before, int64_t pitch, omc_arena *arena,
+static omc_status grad_grid(table_maker *make, const omc_conv_form *f, const conv_source *s,
+                            const int64_t *at, const int64_t *before, int64_t pitch,
                             conv_grid *grid) {
   const int64_t taps = n_taps(f), og = f->o / f->group, units = omc_ceil_div(og, s->per_unit);
   const int64_t plane = source_plane(s), step = s->in_place ? s->per_unit * plane : plane;
@@ -278,19 +309,18 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
     met[a] = taps_met(at[a], f->before[a], f->kernel[a], f->dilation[a], f->stride[a]);
     of_channel *= met[a].n;
   }
-  int64_t *weight_at = new_table(arena, units * of_channel);
-  int64_t *source_at = new_table(arena, units * of_channel);
+  int64_t *weight_at = new_table(make, units * of_channel);
+  int64_t *source_at = new_table(make, units * of_channel);
   const int64_t first = (at[0] * f->in[1] + at[1]) * f->in[2] + at[2];
   *grid = (conv_grid){.weight_at = weight_at,
                       .weight_next = f->cg * taps,
                       .source_at = source_at,
                       .rows = n[0] * n[1],
                       .cols = n[2],
-                      .row_at = place_rows(n, one_by_one, pitch, row, 0, arena),
-                      .out_at = place_rows(n, f->stride, f->in[1], f->in[2], first, arena),
+                      .row_at = place_rows(make, n, one_by_one, pitch, row, 0),
+                      .out_at = place_rows(make, n, f->stride, f->in[1], f->in[2], first),
                       .out_col = f->stride[2]};
-  if (!weight_at || !source_at || !grid->row_at || !grid->out_at)
-    OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
+  if (make->status != OMC_OK) return make->status;
   for (int64_t u = 0; u < units; u++) {
     if (u == og / s->per_unit) grid->whole = grid->depth;
     for (int64_t t = 0; t < of_channel; t++) {
@@ -317,6 +347,7 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
 /* The gradient of a convolution's input. */
 static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, omc_arena *arena,
                                   conv_product *p) {
+  table_maker make = {node, arena, OMC_OK};
   int64_t before[OMC_CONV_AXES], span[OMC_CONV_AXES], grids_by[OMC_CONV_AXES];
   const bool direct = sums_directly(f->group, f->cg);
   bool inside = true;
@@ -337,7 +368,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                    .phases = 1,
                    .part = span[2],
                    .in_place = packs_stored(node) && !direct && inside && f->in[2] % twins == 0};
-  OMC_TRY(choose_rows(&s, f->out, before, span, arena));
+  OMC_TRY(choose_rows(&make, f->out, before, span, &s));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   const int64_t most_grids =
       MOST_OF_A_TABLE * (int64_t)sizeof(int64_t) / (int64_t)sizeof(conv_grid);
@@ -346,12 +377,12 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
     OMC_NODE_FAIL(node, EUNSUPPORTED, "%lld grids of %lld weights are too many", (long long)n_grids,
                   (long long)weights);
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
-  if (!grids) return no_memory(node);
+  if (!grids) return omc_no_memory(node);
   int64_t packed = 0;
   for (int64_t i = 0; i < n_grids; i++) {
     const int64_t at[] = {i / grids_by[2] / grids_by[1], i / grids_by[2] % grids_by[1],
                           i % grids_by[2]};
-    OMC_TRY(grad_grid(f, &s, at, before, s.in_place ? f->out[1] : span[1], arena, &grids[i]));
+    OMC_TRY(grad_grid(&make, f, &s, at, before, s.in_place ? f->out[1] : span[1], &grids[i]));
     grids[i].packed_at = packed;
     packed += f->c * omc_gemm_most_units(grids[i].depth);
   }
@@ -372,7 +403,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                       .grids = grids,
                       .packed = packed};
   p->pass = s.in_place ? omc_max(f->n, 1) : images_per_pass(node, f, &s);
-  return plan_winograd(node, f, true, arena, &p->winograd);
+  return plan_winograd(&make, f, true, &p->winograd);
 }
 
 static omc_status params_grad_input(const omc_node *node, omc_arena *arena, void *params) {
@@ -390,13 +421,14 @@ static omc_status params_transpose(const omc_node *node, omc_arena *arena, void 
 }
 
 /* Sets *out where Winograd's transform repays for the gradient of a weight. */
-static omc_status plan_winograd_weight(const omc_node *node, const omc_conv_form *f,
-                                       omc_arena *arena, const conv_winograd_weight **out) {
+static omc_status plan_winograd_weight(table_maker *make, const omc_conv_form *f,
+                                       const conv_winograd_weight **out) {
+  const omc_node *node = make->node;
   const int64_t tiles_h = omc_ceil_div(f->out[1], 2), tiles_w = omc_ceil_div(f->out[2], 2);
   *out = NULL;
   if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
-  conv_winograd_weight *p = OMC_NEW(arena, conv_winograd_weight);
-  if (!p) return no_memory(node);
+  conv_winograd_weight *p = OMC_NEW(make->arena, conv_winograd_weight);
+  if (!p) return omc_no_memory(node);
   *p = (conv_winograd_weight){
       .tiles_h = tiles_h,
       .tiles_w = tiles_w,
@@ -408,14 +440,15 @@ static omc_status plan_winograd_weight(const omc_node *node, const omc_conv_form
                  .part = 2 * tiles_w + 2},
       .gradient = {
           .channels = f->o, .of_group = f->o, .per_unit = 1, .phases = 1, .part = 2 * tiles_w}};
-  OMC_TRY(choose_rows(&p->source, f->in, f->before, (int64_t[]){1, 2 * tiles_h + 2}, arena));
-  OMC_TRY(choose_rows(&p->gradient, f->out, (int64_t[]){0, 0}, (int64_t[]){1, 2 * tiles_h}, arena));
+  OMC_TRY(choose_rows(make, f->in, f->before, (int64_t[]){1, 2 * tiles_h + 2}, &p->source));
+  OMC_TRY(choose_rows(make, f->out, (int64_t[]){0, 0}, (int64_t[]){1, 2 * tiles_h}, &p->gradient));
   p->pass = images_per_pass(node, f, &p->source);
   *out = p;
   return OMC_OK;
 }
 
 static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, void *params) {
+  table_maker make = {node, arena, OMC_OK};
   conv_weight_grad *p = params;
   omc_conv_form f;
   omc_shape shape;
@@ -440,8 +473,8 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
       .sw = f.stride[2],
       .rows = f.out[0] * f.out[1],
       .cols = f.out[2],
-      .row_at = place_rows(f.out, f.stride, span[1], 1, 0, arena),
-      .tap_at = place_rows(f.kernel, f.dilation, span[1], 1, 0, arena),
+      .row_at = place_rows(&make, f.out, f.stride, span[1], 1, 0),
+      .tap_at = place_rows(&make, f.kernel, f.dilation, span[1], 1, 0),
       .source = {.channels = f.c,
                  .of_group = f.c,
                  .per_unit = 1,
@@ -449,10 +482,10 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
                  .phases = phases,
                  .part = omc_ceil_div(span[2], phases)},
       .columns = omc_ceil_div(n_taps(&f) * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
-  if (!p->row_at || !p->tap_at) return no_memory(node);
-  OMC_TRY(choose_rows(&p->source, f.in, f.before, span, arena));
+  if (make.status != OMC_OK) return make.status;
+  OMC_TRY(choose_rows(&make, f.in, f.before, span, &p->source));
   p->pass = images_per_pass(node, &f, &p->source);
-  return plan_winograd_weight(node, &f, arena, &p->winograd);
+  return plan_winograd_weight(&make, &f, &p->winograd);
 }
 
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {

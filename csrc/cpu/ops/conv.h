@@ -7,7 +7,7 @@
  * by side. Of the space dims all but the last are rows, which tables find. Conv is one grid. The
  * input's gradient is one grid per residue of an input pixel modulo the strides, each with the taps
  * that meet it, so that nothing is added up in memory; of two grids that alternate along rows both
- * are computed for the same columns, and stored lane by lane in turn. Where products of bf16 are
+ * are computed for the same columns, and stored lane by lane in turn. Where products of 16 bits are
  * summed in pairs, the two are of neighbouring channels: the copy holds units of both, so that it
  * is packed as numbers are.
  *
@@ -21,8 +21,8 @@
  * (conv_direct_variant.c) or, of depthwise kernels on planes that are not large, of channels
  * (conv_channels_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform
  * where they are large enough to repay it (conv_winograd_variant.c for both products,
- * conv_winograd_weight_variant.c). Where products of bf16 are summed in pairs they do not: what the
- * transform saves of multiplications, a factor of 2.25, the pairs save nearly as well, without
+ * conv_winograd_weight_variant.c). Where products of 16 bits are summed in pairs they do not: what
+ * the transform saves of multiplications, a factor of 2.25, the pairs save nearly as well, without
  * transforms and what these round. */
 #ifndef OMC_CPU_OPS_CONV_H
 #define OMC_CPU_OPS_CONV_H
@@ -252,14 +252,19 @@ OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {
   if (n > OMC_VL) vst_upto(out + OMC_VL, high, n - OMC_VL);
 }
 
+/* Conv of groups of few channels, by vectors of pixels and of channels. */
 omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
 omc_status OMC_CONV_STORED(channels)(const omc_kernel_args *args);
-/* Whether all that it computed is finite; else the definition may have another result. */
+
+/* And ConvGradWeight. */
+omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
+omc_status OMC_CONV_STORED(channels_weight)(const omc_kernel_args *args);
+
+/* By Winograd's transform. Whether all that it computed is finite; else the definition may have
+ * another result. */
 bool OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p) OMC_MUST_USE;
 bool OMC_CONV_STORED(winograd_weight)(const omc_kernel_args *args,
                                       const conv_weight_grad *p) OMC_MUST_USE;
-omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
-omc_status OMC_CONV_STORED(channels_weight)(const omc_kernel_args *args);
 
 /* Columns next to each other in a panel and in memory, at most two vectors of them. */
 typedef struct {

@@ -9,11 +9,6 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-typedef struct {
-  const omc_kernel_args *args;
-  const void *params;
-} channels_job;
-
 /* Blocks of OMC_VL channels, and the channels of one. */
 static int64_t channel_blocks(int64_t groups) { return omc_ceil_div(groups, OMC_VL); }
 static int64_t channels_of(int64_t groups, int64_t block) {
@@ -23,8 +18,7 @@ static int64_t channels_of(int64_t groups, int64_t block) {
 /* Pixels p .. p+n-1, at most OMC_VL, of planes of `area` pixels: a vector of channels for each. */
 static void turn_pixels(const storage_t *planes, int64_t area, int64_t channels, int64_t p,
                         int64_t n, acc_t *out) {
-  const omc_matrix lines = {
-      .data = (void *)(uintptr_t)(planes + p), .rs = area, .cs = 1, .dtype = OMC_STORAGE};
+  const omc_matrix lines = omc_matrix_rows(planes + p, area, OMC_STORAGE);
   OMC_GEMM_NAME(pack_lines)(&lines, channels, n, OMC_VL, (void *)out);
 }
 
@@ -62,8 +56,7 @@ static void store_planes(const acc_t *sums, int64_t area, int64_t channels, stor
   acc_t square[OMC_VL * OMC_VL];
   for (int64_t p = 0; p < area; p += OMC_VL) {
     const int64_t n = omc_min(area - p, OMC_VL);
-    const omc_matrix pixels = {
-        .data = (void *)(uintptr_t)(sums + p * OMC_VL), .rs = OMC_VL, .cs = 1, .dtype = OMC_ACC};
+    const omc_matrix pixels = omc_matrix_rows(sums + p * OMC_VL, OMC_VL, OMC_ACC);
     OMC_GEMM_NAME(pack_lines)(&pixels, n, OMC_VL, OMC_VL, (void *)square);
     for (int64_t c = 0; c < channels; c++)
       vst_upto(planes + c * area + p, vldr(square + c * OMC_VL), n);
@@ -119,9 +112,8 @@ static void load_weights(const conv_product *p, const storage_t *weight, int64_t
 
 /* Units are images of a block of channels. */
 static void sum_blocks(omc_range range, void *ctx) {
-  const channels_job *job = ctx;
-  const omc_kernel_args *args = job->args;
-  const conv_product *p = job->params;
+  const omc_kernel_args *args = ctx;
+  const conv_product *p = args->params;
   const conv_source *s = &p->source;
   const int64_t area = s->h * s->w;
   const storage_t *bias = omc_in_data(args, 2);
@@ -150,8 +142,8 @@ static void sum_blocks(omc_range range, void *ctx) {
 
 omc_status OMC_CONV_NAME(channels)(const omc_kernel_args *args) {
   const conv_product *p = args->params;
-  channels_job job = {args, p};
-  omc_parallel_for(channel_blocks(p->groups) * p->images, 1, args->threads, sum_blocks, &job);
+  omc_parallel_for(channel_blocks(p->groups) * p->images, 1, args->threads, sum_blocks,
+                   (void *)(uintptr_t)args);
   return OMC_OK;
 }
 
@@ -181,9 +173,8 @@ static void add_taps(const conv_weight_grad *p, const acc_t *dy, const acc_t *so
 
 /* Units are parts of the images for a block of channels. */
 static void sum_gradients(omc_range range, void *ctx) {
-  const channels_job *job = ctx;
-  const omc_kernel_args *args = job->args;
-  const conv_weight_grad *p = job->params;
+  const omc_kernel_args *args = ctx;
+  const conv_weight_grad *p = args->params;
   const conv_source *s = &p->source;
   const int64_t parts = channel_parts(p), area = s->h * s->w, pixels = p->rows * p->cols;
   acc_t *const all = args->workspace;
@@ -210,26 +201,25 @@ static void sum_gradients(omc_range range, void *ctx) {
 }
 
 static void add_parts(omc_range range, void *ctx) {
-  const channels_job *job = ctx;
-  const conv_weight_grad *p = job->params;
+  const omc_kernel_args *args = ctx;
+  const conv_weight_grad *p = args->params;
   const int64_t parts = channel_parts(p), step = p->taps * OMC_VL;
   for (int64_t g = range.begin; g < range.end; g++)
     for (int64_t t = 0; t < p->taps; t++) {
       const acc_t *sums =
-          (const acc_t *)job->args->workspace + g / OMC_VL * parts * step + t * OMC_VL + g % OMC_VL;
+          (const acc_t *)args->workspace + g / OMC_VL * parts * step + t * OMC_VL + g % OMC_VL;
       acc_t sum = 0;
       for (int64_t part = 0; part < parts; part++) sum += sums[part * step];
-      st((storage_t *)job->args->out[0].data + g * p->taps + t, sum);
+      st((storage_t *)args->out[0].data + g * p->taps + t, sum);
     }
 }
 
 omc_status OMC_CONV_NAME(channels_weight)(const omc_kernel_args *args) {
   const conv_weight_grad *p = args->params;
-  channels_job job = {args, p};
   omc_parallel_for(channel_blocks(p->groups) * channel_parts(p), 1, args->threads, sum_gradients,
-                   &job);
+                   (void *)(uintptr_t)args);
   omc_parallel_for(p->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->taps * channel_parts(p)),
-                   args->threads, add_parts, &job);
+                   args->threads, add_parts, (void *)(uintptr_t)args);
   return OMC_OK;
 }
 

@@ -8,11 +8,6 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-typedef struct {
-  const omc_kernel_args *args;
-  const void *params;
-} direct_job;
-
 /* Copies the planes of a group of an image, and zeros what a vector may read past them. */
 static void copy_group(const conv_source *s, const storage_t *tensor, int64_t image, int64_t group,
                        int64_t groups, acc_t *out) {
@@ -74,9 +69,8 @@ static void direct_grid(const conv_grid *grid, const acc_t *weights, acc_t bias,
 }
 
 static void direct_groups(omc_range range, void *ctx) {
-  const direct_job *job = ctx;
-  const omc_kernel_args *args = job->args;
-  const conv_product *p = job->params;
+  const omc_kernel_args *args = ctx;
+  const conv_product *p = args->params;
   const storage_t *bias = omc_in_data(args, 2);
   const int64_t copied = direct_thread(&p->source, p->groups);
   acc_t *source = (acc_t *)args->workspace + range.thread * (copied + direct_weights(p));
@@ -100,8 +94,7 @@ static void direct_groups(omc_range range, void *ctx) {
 
 omc_status OMC_CONV_NAME(direct)(const omc_kernel_args *args) {
   const conv_product *p = args->params;
-  direct_job job = {args, p};
-  omc_parallel_for(p->images * p->groups, 1, args->threads, direct_groups, &job);
+  omc_parallel_for(p->images * p->groups, 1, args->threads, direct_groups, (void *)(uintptr_t)args);
   return OMC_OK;
 }
 
@@ -135,9 +128,8 @@ static void direct_taps(const conv_weight_grad *p, const storage_t *dy, const ac
 }
 
 static void direct_gradients(omc_range range, void *ctx) {
-  const direct_job *job = ctx;
-  const omc_kernel_args *args = job->args;
-  const conv_weight_grad *p = job->params;
+  const omc_kernel_args *args = ctx;
+  const conv_weight_grad *p = args->params;
   const conv_source *s = &p->source;
   const int64_t taps = p->taps, row = s->phases * s->part, pixels = p->rows * p->cols;
   acc_t *source = (acc_t *)args->workspace + range.thread * direct_thread(s, p->groups);
@@ -170,8 +162,7 @@ static void direct_gradients(omc_range range, void *ctx) {
 
 omc_status OMC_CONV_NAME(direct_weight)(const omc_kernel_args *args) {
   const conv_weight_grad *p = args->params;
-  direct_job job = {args, p};
-  omc_parallel_for(p->groups, 1, args->threads, direct_gradients, &job);
+  omc_parallel_for(p->groups, 1, args->threads, direct_gradients, (void *)(uintptr_t)args);
   return OMC_OK;
 }
 

@@ -177,12 +177,9 @@ static omc_matrix weight_lines(const product_job *job, const storage_t *weight, 
   const conv_grid *grid = job->grid;
   const int64_t next = job->p->weight_row;
   if (OMC_DEPTH == 1 && grid->run == grid->depth)
-    return (omc_matrix){.data = (void *)(uintptr_t)(weight + grid->weight_at[d.first]),
-                        .rs = next,
-                        .cs = 1,
-                        .dtype = OMC_STORAGE};
+    return omc_matrix_rows(weight + grid->weight_at[d.first], next, OMC_STORAGE);
   for (int64_t r = 0; r < h; r++) load_weights(grid, weight + r * next, d, rows + r * d.units);
-  return omc_gemm_sums((acc_t *)(void *)rows, d.units);
+  return omc_matrix_rows(rows, d.units, OMC_ACC);
 }
 
 /* Weights of m rows of a group from `from` on, and where block `d` of them is packed. */
@@ -228,7 +225,7 @@ static void turn_taps(const storage_t *from, int64_t next, int64_t h, int64_t ta
     return;
   }
   omc_unit *const turned = scratch + OMC_MR * MOST_TOGETHER;
-  const omc_matrix rows = omc_gemm_sums((acc_t *)(void *)scratch, taps);
+  const omc_matrix rows = omc_matrix_rows(scratch, taps, OMC_ACC);
   copy_run(from, next, scratch, h * taps);
   OMC_TURN_UNITS(&rows, h, taps, h, (void *)turned);
   memcpy(out, turned, (size_t)(h * taps) * sizeof *out);
@@ -395,73 +392,101 @@ static const omc_places *pack_columns(const product_job *job, const omc_unit *co
   return places;
 }
 
+/* Rows i .. i+m-1 of a group by a block of columns: what is added and where it goes, a panel of B
+ * and, for each twin, ROWS x COLS sums. */
+typedef struct {
+  const column_block *columns;
+  int64_t group, i, m;
+  const storage_t *bias; /* of the rows, or NULL; and as it is computed with */
+  const acc_t *row_bias;
+  storage_t *out;
+  omc_unit *b;
+  acc_t *c;
+} row_block;
+
+/* Adds up a block of a grid's depth in `c`. The last one stores what lies together. */
+static void add_products(const product_job *job, const conv_grid *grid, int64_t block,
+                         const row_block *r, acc_t *c) {
+  const conv_product *p = job->p;
+  const column_block *columns = r->columns;
+  const depth_block d = depth_block_at(grid, block);
+  const bool last = block == depth_blocks(grid) - 1;
+  const int64_t source = r->group * p->source_group;
+  const omc_unit *weights = packed_at(job, grid, r->group, r->i) + r->m * d.first;
+  int64_t each[OMC_DEPTH * DEPTH];
+  if (p->source.in_place) locate_depth(job, grid, d, each);
+  for (int64_t j = 0; j < columns->n; j += OMC_NR) {
+    const column_panel *panel = &columns->panels[j / OMC_NR];
+    omc_places places[OMC_NV];
+    const omc_places *b_at = NULL;
+    if (p->source.in_place)
+      OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor + source, each,
+                                d.units * OMC_DEPTH, panel->chunks, panel->count, true, r->b);
+    else
+      b_at = pack_columns(job, job->copy + source, grid->source_at + d.first, r->m, d.units, panel,
+                          r->b, places);
+    const bool stored = last && panel->together;
+    const omc_matrix sums = omc_matrix_rows(c + j, COLS, OMC_ACC);
+    const omc_matrix results = omc_matrix_rows(r->out + columns->to[j], p->out_plane, OMC_STORAGE);
+    const omc_gemm_block product = {
+        .m = r->m,
+        .n = omc_ceil_div(omc_min(columns->n - j, OMC_NR), OMC_VL) * OMC_VL,
+        .k = d.units,
+        .a = weights,
+        .b = r->b,
+        .b_at = b_at,
+        .from = sums,
+        .to = stored ? results : sums,
+        .alpha = 1,
+        .beta = block > 0,
+        .row_bias = !r->bias || !last ? NULL
+                    : stored          ? (const void *)r->bias
+                                      : r->row_bias};
+    OMC_GEMM_NAME(multiply)(&product);
+  }
+}
+
+/* Stores the sums of panels that do not lie together. */
+static void store_apart(const product_job *job, const row_block *r) {
+  const column_block *columns = r->columns;
+  for (int64_t j = 0, end = 0; j < columns->n; j = end + OMC_NR) {
+    for (end = j; end < columns->n && !columns->panels[end / OMC_NR].together;) end += OMC_NR;
+    const store_job stored = {.c = r->c + j,
+                              .m = r->m,
+                              .n = omc_min(end, columns->n) - j,
+                              .step = job->grid->out_col,
+                              .plane = job->p->out_plane,
+                              .twins = job->p->twins == 2,
+                              .to = columns->to + j,
+                              .unpaired = columns->unpaired + j,
+                              .out = r->out};
+    store_columns(&stored);
+  }
+}
+
 /* One block: rows of part `part` of a group by a block of columns. */
 static void product_block(const product_job *job, int64_t group, int64_t part,
                           const column_block *columns, acc_t *scratch) {
   const conv_product *p = job->p;
-  const int64_t i = omc_cut(p->m, job->m_parts, part), n = columns->n,
-                m = omc_cut(p->m, job->m_parts, part + 1) - i;
-  const int64_t source = group * p->source_group;
   const storage_t *all_bias = omc_in_data(job->args, 2);
-  const storage_t *const bias = all_bias ? all_bias + group * p->m + i : NULL;
-  omc_unit *const b = (omc_unit *)(void *)scratch;
-  acc_t *const c = scratch + DEPTH * OMC_NR + 2 * SLACK;
+  const int64_t i = omc_cut(p->m, job->m_parts, part), row = group * p->m + i;
   acc_t row_bias[ROWS];
-  storage_t *const out = (storage_t *)job->args->out[0].data + (group * p->m + i) * p->out_plane;
-  if (bias) load_row(bias, row_bias, m);
+  const row_block r = {.columns = columns,
+                       .group = group,
+                       .i = i,
+                       .m = omc_cut(p->m, job->m_parts, part + 1) - i,
+                       .bias = all_bias ? all_bias + row : NULL,
+                       .row_bias = row_bias,
+                       .out = (storage_t *)job->args->out[0].data + row * p->out_plane,
+                       .b = (omc_unit *)(void *)scratch,
+                       .c = scratch + DEPTH * OMC_NR + 2 * SLACK};
+  if (r.bias) load_row(r.bias, row_bias, r.m);
   for (int64_t t = 0; t < p->twins; t++) {
     const conv_grid *grid = job->grid + t;
-    const omc_unit *weights = packed_at(job, grid, group, i);
-    const int64_t blocks = depth_blocks(grid);
-    for (int64_t block = 0; block < blocks; block++) {
-      const depth_block d = depth_block_at(grid, block);
-      const bool last = block == blocks - 1;
-      int64_t each[OMC_DEPTH * DEPTH];
-      if (p->source.in_place) locate_depth(job, grid, d, each);
-      for (int64_t j = 0; j < n; j += OMC_NR) {
-        const column_panel *panel = &columns->panels[j / OMC_NR];
-        omc_places places[OMC_NV];
-        const omc_places *b_at = NULL;
-        if (p->source.in_place)
-          OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor + source, each,
-                                    d.units * OMC_DEPTH, panel->chunks, panel->count, true, b);
-        else
-          b_at = pack_columns(job, job->copy + source, grid->source_at + d.first, m, d.units, panel,
-                              b, places);
-        const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
-        const bool stored = last && panel->together;
-        const omc_matrix results = {
-            .data = out + columns->to[j], .rs = p->out_plane, .cs = 1, .dtype = OMC_STORAGE};
-        const omc_gemm_block product = {.m = m,
-                                        .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
-                                        .k = d.units,
-                                        .a = weights + m * d.first,
-                                        .b = b,
-                                        .b_at = b_at,
-                                        .from = sums,
-                                        .to = stored ? results : sums,
-                                        .alpha = 1,
-                                        .beta = block > 0,
-                                        .row_bias = !bias || !last ? NULL
-                                                    : stored       ? (const void *)bias
-                                                                   : row_bias};
-        OMC_GEMM_NAME(multiply)(&product);
-      }
-    }
+    for (int64_t block = 0; block < depth_blocks(grid); block++)
+      add_products(job, grid, block, &r, r.c + t * ROWS * COLS);
   }
-  for (int64_t j = 0, end = 0; j < n; j = end + OMC_NR) {
-    for (end = j; end < n && !columns->panels[end / OMC_NR].together;) end += OMC_NR;
-    const store_job stored = {.c = c + j,
-                              .m = m,
-                              .n = omc_min(end, n) - j,
-                              .step = job->grid->out_col,
-                              .plane = p->out_plane,
-                              .twins = p->twins == 2,
-                              .to = columns->to + j,
-                              .unpaired = columns->unpaired + j,
-                              .out = out};
-    store_columns(&stored);
-  }
+  store_apart(job, &r);
 }
 
 enum { BLOCK_VECTORS = COLS / OMC_VL };

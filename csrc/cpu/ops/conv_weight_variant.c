@@ -17,10 +17,6 @@ typedef struct {
   int64_t row_parts, col_parts; /* of a group's gradient */
 } grad_job;
 
-static omc_matrix lines_at(const storage_t *x, int64_t stride) {
-  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};
-}
-
 /* Elements t .. t+n-1 of `channels` lines of the source, channels innermost. */
 #if OMC_DEPTH == 2
 static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_element *to) {
@@ -28,7 +24,7 @@ static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_elem
   for (int64_t c = 0; c < channels; c += OMC_VL)
     for (int64_t t = 0; t < n; t += SIDE) {
       const int64_t some = omc_min(channels - c, OMC_VL), most = omc_min(n - t, SIDE);
-      const omc_matrix square = omc_gemm_part(lines, c, t);
+      const omc_matrix square = omc_matrix_part(lines, c, t);
       omc_unit units[OMC_VL * OMC_VL + SLACK];
       OMC_GEMM_NAME(pack_lines)(&square, some, most, OMC_VL, units);
       for (int64_t k = 0; k < most; k++) {
@@ -69,7 +65,7 @@ static void copy_rows(omc_range range, void *ctx) {
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof *to);
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof *to);
-    const omc_matrix lines = lines_at(from + x0 - s->left, s->h * s->w);
+    const omc_matrix lines = omc_matrix_rows(from + x0 - s->left, s->h * s->w, OMC_STORAGE);
     if (x1 > x0) turn(&lines, s->channels, x1 - x0, to + x0 * s->channels);
   }
 }
@@ -116,7 +112,7 @@ static void copy_pairs(const conv_source *s, const omc_matrix *lines, int64_t x0
     const storage_t *from = (const storage_t *)lines->data + skipped;
     for (int64_t c = 0; alone && n > skipped && c < channels; c++)
       to[(begin - 1) * channels + c] = (omc_unit)((uint32_t)from[c * lines->rs].bits << 16);
-    const omc_matrix rest = omc_gemm_part(lines, 0, skipped + alone);
+    const omc_matrix rest = omc_matrix_part(lines, 0, skipped + alone);
     if (some > 0) OMC_GEMM_NAME(pack_lines)(&rest, channels, some, channels, to + begin * channels);
   }
 }
@@ -127,7 +123,7 @@ static void copy_rows_of_pairs(omc_range range, void *ctx) {
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t y = s->row_from[u % s->rows], left = omc_min(s->left, s->part);
     const storage_t *from = job->from + (u / s->rows * s->channels * s->h + omc_max(y, 0)) * s->w;
-    const omc_matrix lines = lines_at(from, s->h * s->w);
+    const omc_matrix lines = omc_matrix_rows(from, s->h * s->w, OMC_STORAGE);
     const int64_t n = y < 0 ? 0 : omc_min(s->left + s->w, s->part) - left;
     copy_pairs(s, &lines, left, n, (omc_unit *)(void *)job->to + u * s->part * s->channels);
   }
@@ -162,7 +158,7 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t u0,
       const int64_t n = omc_min(units - u, all - first), pixel = first * OMC_DEPTH;
       const storage_t *dy = (const storage_t *)job->args->in[0].data +
                             ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
-      const omc_matrix lines = lines_at(dy, pixels);
+      const omc_matrix lines = omc_matrix_rows(dy, pixels, OMC_STORAGE);
       OMC_GEMM_NAME(pack_lines)(&lines, h, omc_min(n * OMC_DEPTH, pixels - pixel), h, out + u * h);
       u += n;
     }
@@ -256,7 +252,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
         place_panel(job, group, j0, pixel_at, places);
       else
         pack_columns(job, group, j0, width, pixel_at, n, b);
-      const omc_matrix sums = omc_gemm_sums(sum + j0, job->sum_row);
+      const omc_matrix sums = omc_matrix_rows(sum + j0, job->sum_row, OMC_ACC);
       const omc_gemm_block product = {.m = m,
                                       .n = in_place ? OMC_NR : omc_ceil_div(width, OMC_VL) * OMC_VL,
                                       .k = n,
@@ -301,7 +297,7 @@ static void write_gradient(omc_range range, void *ctx) {
     }
     for (int64_t c = 0; side > 0 && c < p->c; c += side) {
       const int64_t n = omc_min(side, p->c - c);
-      const omc_matrix lines = omc_gemm_sums(from + c, p->c);
+      const omc_matrix lines = omc_matrix_rows(from + c, p->c, OMC_ACC);
       OMC_TURN_UNITS(&lines, taps, n, taps, (void *)turned);
       store_row(turned, to + c * taps, n * taps);
     }

@@ -162,7 +162,7 @@ static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *sc
   for (int64_t e = 0; e < 16; e++)
     for (int64_t block = 0; block < blocks; block++) {
       const int64_t k0 = omc_cut(p->c, blocks, block);
-      const omc_matrix sums = omc_gemm_sums(products + e * out_step, pitch);
+      const omc_matrix sums = omc_matrix_rows(products + e * out_step, pitch, OMC_ACC);
       const omc_gemm_block product = {.m = p->m,
                                       .n = omc_ceil_div(n, OMC_NR) * OMC_NR,
                                       .k = omc_cut(p->c, blocks, block + 1) - k0,

@@ -111,8 +111,8 @@ static void multiply_rows(omc_range range, void *ctx) {
                                         .a = a + x * (m * n + SLACK),
                                         .b_rows = b + x * n * columns,
                                         .b_rs = columns,
-                                        .from = omc_gemm_sums(to, columns),
-                                        .to = omc_gemm_sums(to, columns),
+                                        .from = omc_matrix_rows(to, columns, OMC_ACC),
+                                        .to = omc_matrix_rows(to, columns, OMC_ACC),
                                         .alpha = 1,
                                         .beta = job->first > 0 || block > 0};
         OMC_GEMM_NAME(multiply)(&product);

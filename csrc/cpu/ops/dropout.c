@@ -14,8 +14,8 @@ OMC_EW_KERNEL(Dropout, block) {
   omc_philox_draws(blk.seed, subsequence, (uint64_t)blk.index, blk.n, words);
   for (int64_t k = 0; k < blk.n; k++) factors[k] = words[k] >= threshold ? scale : 0;
   for (int64_t k = 0; k < blk.n; k += OMC_VL)
-    omc_ew_write(blk.out, blk.out_dtype, k,
-                 omc_ew_read(blk.in[0], blk.in_dtype[0], k) * vldr(factors + k));
+    vst_as(blk.out_dtype, blk.out, k,
+           vld_as(blk.in_dtype[0], blk.in[0], k, OMC_VL) * vldr(factors + k), OMC_VL);
 }
 
 #endif

@@ -460,18 +460,9 @@ PICKER(uint64_t)
 
 /* For elements of so many bytes; NULL: none has so many. */
 static pick_fn picker_of(size_t bytes) {
-  switch (bytes) {
-    case 1:
-      return pick_uint8_t;
-    case 2:
-      return pick_uint16_t;
-    case 4:
-      return pick_uint32_t;
-    case 8:
-      return pick_uint64_t;
-    default:
-      return NULL;
-  }
+  static const pick_fn pickers[] = {
+      [1] = pick_uint8_t, [2] = pick_uint16_t, [4] = pick_uint32_t, [8] = pick_uint64_t};
+  return bytes < sizeof pickers / sizeof *pickers ? pickers[bytes] : NULL;
 }
 
 typedef struct gather_job {

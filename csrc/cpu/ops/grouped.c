@@ -84,11 +84,9 @@ static omc_status multiply(const omc_kernel_args *args, product_of *of, size_t t
 
 /* A matrix of `columns` from an element of a tensor on; or transposed. */
 static omc_matrix matrix(const omc_tensor *t, int64_t at, int64_t columns, bool transposed) {
-  return (omc_matrix){.data = (storage_t *)t->data + at,
-                      .rs = transposed ? 1 : columns,
-                      .cs = transposed ? columns : 1,
-                      .dtype = OMC_STORAGE,
-                      .read_as = OMC_STORAGE};
+  const storage_t *data = (const storage_t *)t->data + at;
+  return transposed ? omc_matrix_columns(data, columns, OMC_STORAGE)
+                    : omc_matrix_rows(data, columns, OMC_STORAGE);
 }
 
 static omc_gemm_args rows_times_matrix(const omc_kernel_args *args, int64_t group, int64_t row,
@@ -137,10 +135,7 @@ OMC_KERNEL(GroupedMatMulGradWeight, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_grouped(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_grouped_form_of(node, params);
-}
+OMC_FORM(params_grouped, omc_grouped_form_of)
 
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
   return (size_t)threads * product_bytes(params, omc_in(node, 0)->type.dtype);

@@ -18,7 +18,7 @@ typedef struct linear_loss_params {
 
 /* Offsets into the workspace, in bytes; the last is where that of the products begins. */
 typedef struct layout {
-  size_t row, target, loss, top, log_sum, bias, weight, logits, narrow, x, dx, product;
+  size_t row, target, loss, top, log_sum, widened, logits, narrow, x, dx, product;
 } layout;
 
 static inline layout layout_of(const linear_loss_params *p, omc_dtype dtype) {
@@ -35,8 +35,7 @@ static inline layout layout_of(const linear_loss_params *p, omc_dtype dtype) {
   PLACE(loss, n * wide)
   PLACE(top, n * wide)
   PLACE(log_sum, n * wide)
-  PLACE(bias, (size_t)p->form.loss.classes * wide)
-  PLACE(weight, (size_t)p->form.loss.classes * wide)
+  PLACE(widened, 2 * (size_t)p->form.loss.classes * wide)
   PLACE(logits, cells * wide)
   PLACE(narrow, dtype == OMC_BF16 ? cells * size : 0)
   PLACE(x, features * size)
@@ -77,9 +76,7 @@ static omc_status count_rows(linear_job *job, int64_t *counted, double *total) {
   for (int64_t r = 0; r < job->p->form.n; r++) {
     const int64_t t = job->target[r];
     if (t == form->ignore_index) continue;
-    if (t < 0 || t >= form->classes)
-      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, job->args->node, (long long)r, (long long)form->classes);
+    OMC_TRY(omc_check_target(job->args, form, r, t));
     *total += job->weight ? (double)job->weight[t] : 1;
     job->row[*counted] = r;
     job->row_target[(*counted)++] = t;
@@ -122,10 +119,6 @@ static void add_columns(omc_range range, void *ctx) {
   }
 }
 
-static omc_matrix matrix(const void *data, int64_t rs, int64_t cs, omc_dtype dtype) {
-  return (omc_matrix){.data = (void *)(uintptr_t)data, .rs = rs, .cs = cs, .dtype = dtype};
-}
-
 static void products_of_block(linear_job *job, bool first) {
   const int64_t k = job->p->form.k, classes = job->p->form.loss.classes, rows = job->rows;
   const int threads = job->args->threads;
@@ -135,9 +128,9 @@ static void products_of_block(linear_job *job, bool first) {
     const omc_gemm_args g = {.m = rows,
                              .n = k,
                              .k = classes,
-                             .a = matrix(gradients, classes, 1, dtype),
-                             .b = matrix(job->w, k, 1, OMC_STORAGE),
-                             .c = matrix(job->block_dx, k, 1, OMC_ACC),
+                             .a = omc_matrix_rows(gradients, classes, dtype),
+                             .b = omc_matrix_rows(job->w, k, OMC_STORAGE),
+                             .c = omc_matrix_rows(job->block_dx, k, OMC_ACC),
                              .alpha = 1};
     omc_gemm(&g, threads, job->product);
     omc_parallel_for(rows, item_grain(k), threads, scatter, job);
@@ -146,9 +139,9 @@ static void products_of_block(linear_job *job, bool first) {
     const omc_gemm_args g = {.m = classes,
                              .n = k,
                              .k = rows,
-                             .a = matrix(gradients, 1, classes, dtype),
-                             .b = matrix(job->block_x, k, 1, OMC_STORAGE),
-                             .c = matrix(job->dw, k, 1, OMC_ACC),
+                             .a = omc_matrix_columns(gradients, classes, dtype),
+                             .b = omc_matrix_rows(job->block_x, k, OMC_STORAGE),
+                             .c = omc_matrix_rows(job->dw, k, OMC_ACC),
                              .alpha = 1,
                              .beta = first ? 0 : 1};
     omc_gemm(&g, threads, job->product);
@@ -165,9 +158,9 @@ static void run_block(linear_job *job, double total, bool first) {
   const omc_gemm_args g = {.m = job->rows,
                            .n = classes,
                            .k = k,
-                           .a = matrix(job->block_x, k, 1, OMC_STORAGE),
-                           .b = matrix(job->w, 1, k, OMC_STORAGE),
-                           .c = matrix(job->logits, classes, 1, OMC_ACC),
+                           .a = omc_matrix_rows(job->block_x, k, OMC_STORAGE),
+                           .b = omc_matrix_columns(job->w, k, OMC_STORAGE),
+                           .c = omc_matrix_rows(job->logits, classes, OMC_ACC),
                            .alpha = 1,
                            .bias = job->bias};
   omc_gemm(&g, threads, job->product);
@@ -184,14 +177,6 @@ static void run_block(linear_job *job, double total, bool first) {
   rows.form.outer = job->rows;
   OMC_LOSS_NAME(rows)(&rows, threads);
   if (rows.gradient) products_of_block(job, first);
-}
-
-/* Input i, of n elements, as acc_t: itself, or a copy in `out`; NULL if it is left out. */
-static const acc_t *widened(const omc_kernel_args *args, uint32_t i, int64_t n, acc_t *out) {
-  const void *data = omc_in_data(args, i);
-  if (!data || args->in[i].type->dtype == OMC_ACC) return data;
-  load_row(data, out, n);
-  return out;
 }
 
 OMC_KERNEL(LinearCrossEntropy, args) {
@@ -217,8 +202,9 @@ OMC_KERNEL(LinearCrossEntropy, args) {
                     .block_dx = (void *)(workspace + at.dx),
                     .product = workspace + at.product};
   const int64_t classes = p->form.loss.classes, k = p->form.k;
-  job.bias = widened(args, 3, classes, (void *)(workspace + at.bias));
-  job.weight = widened(args, 4, classes, (void *)(workspace + at.weight));
+  acc_t *widened = (void *)(workspace + at.widened);
+  job.bias = parameter(args, 3, classes, &widened);
+  job.weight = parameter(args, 4, classes, &widened);
   int64_t counted = 0;
   double total = 0, sum = 0;
   OMC_TRY(count_rows(&job, &counted, &total));

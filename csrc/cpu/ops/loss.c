@@ -47,9 +47,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
   for (int64_t i = 0; i < p->outer * p->inner; i++) {
     const int64_t t = job->target[i];
     if (t == p->ignore_index) continue;
-    if (t < 0 || t >= p->classes)
-      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, args->node, (long long)i, (long long)p->classes);
+    OMC_TRY(omc_check_target(args, p, i, t));
     job->total += (double)class_weight(job, t);
   }
   return OMC_OK;
@@ -382,10 +380,7 @@ static size_t forward_workspace(const omc_node *node, const void *params, int th
   return (size_t)(p->outer * p->inner) * omc_acc_size(omc_in(node, 0)->type.dtype);
 }
 
-static omc_status params_cross_entropy_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_cross_entropy_grad_form_of(node, params);
-}
+OMC_FORM(params_cross_entropy_grad, omc_cross_entropy_grad_form_of)
 
 static omc_status params_nll_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;

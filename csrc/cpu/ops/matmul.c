@@ -18,7 +18,7 @@ typedef struct {
 /* The matrix that begins `at` elements into a tensor. */
 static omc_matrix matrix(const omc_tensor *t, int64_t at, int64_t rs, int64_t cs) {
   const omc_dtype dtype = t->type->dtype;
-  return (omc_matrix){.data = (char *)t->data + at * (int64_t)omc_dtype_get(dtype)->size,
+  return (omc_matrix){.data = (char *)t->data + at * (int64_t)omc_dtype_size(dtype),
                       .rs = rs,
                       .cs = cs,
                       .dtype = dtype,
@@ -36,7 +36,7 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const omc_products
                          .b = matrix(&args->in[1], b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1),
                          .c = matrix(&args->out[0], index * p->m * p->n, p->n, 1),
                          .alpha = p->alpha,
-                         .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
+                         .bias = omc_in_data(args, 2)};
 }
 
 /* Whether packing a product would take longer than summing it where it lies. */
@@ -114,10 +114,7 @@ OMC_KERNEL(MatMul, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_matmul(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_products_form_of(node, params);
-}
+OMC_FORM(params_matmul, omc_products_form_of)
 
 static size_t matmul_workspace(const omc_node *node, const void *params, int threads) {
   const omc_products_form *p = params;

@@ -352,10 +352,6 @@ OMC_KERNEL(MaxPoolGrad, args) {
 OMC_KERNELS(MaxPool)
 OMC_KERNELS(MaxPoolGrad)
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
-}
-
 /* `x` is the shape of what is pooled. */
 static omc_status max_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
                                 max_params *p) {
@@ -364,7 +360,7 @@ static omc_status max_params_of(const omc_node *node, const omc_shape *x, omc_ar
   p->taps = omc_pool_taps(f);
   p->narrow = omc_pool_tap_dtype(f) == OMC_U8;
   p->place = OMC_NEW_ARRAY(arena, int64_t, p->narrow ? p->taps : 0);
-  if (!p->place) return no_memory(node);
+  if (!p->place) return omc_no_memory(node);
   for (int64_t t = 0; p->narrow && t < p->taps; t++) p->place[t] = place_of_tap(f, t);
   return OMC_OK;
 }

@@ -9,23 +9,6 @@
 
 #include "cpu/rows.h"
 
-/* A parameter or running statistic is stored as x is, or as what is computed in. */
-OMC_INLINE bool stores_acc(const omc_tensor *t) {
-  return omc_dtype_size(t->type->dtype) == sizeof(acc_t);
-}
-
-/* The n elements of input i as acc_t, by way of *scratch, of which they take what they need; NULL
- * if it is left out. */
-OMC_INLINE const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n,
-                                  acc_t **scratch) {
-  const void *data = omc_in_data(args, i);
-  if (!data || stores_acc(&args->in[i])) return data;
-  acc_t *const to = *scratch;
-  *scratch += n;
-  load_row(data, to, n);
-  return to;
-}
-
 /* Sums of numbers and of their squares, in the lanes of vectors. */
 typedef struct {
   vacc_t numbers, squares;

@@ -20,10 +20,6 @@ static omc_status refuse(const omc_node *node, const char *why) {
   OMC_NODE_FAIL(node, EUNSUPPORTED, "%s", why);
 }
 
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for its program");
-}
-
 /* Chooses the access and returns the numbers of scratch it wants. */
 static int64_t plan_input(omc_ew_input *in, const omc_type *type, const omc_shape *shape) {
   in->rank = omc_join_axes(&type->shape, shape, in->dims, in->strides);
@@ -231,7 +227,7 @@ omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program
   omc_program program;
   OMC_TRY(omc_program_of(node, arena, &program));
   omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
-  if (!p) return no_memory(node);
+  if (!p) return omc_no_memory(node);
   p->convert = omc_convert_pick(program.cls);
   p->numel = omc_shape_numel(&program.shape);
   p->n_in = (int32_t)program.n_in, p->n_code = (int32_t)program.n_code;
@@ -239,7 +235,7 @@ omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program
   p->in = OMC_NEW_ARRAY(arena, omc_ew_input, program.n_in);
   p->code = OMC_NEW_ARRAY(arena, omc_ew_instruction, program.n_code);
   p->out = OMC_NEW_ARRAY(arena, omc_ew_output, program.n_out);
-  if (!p->in || !p->code || !p->out) return no_memory(node);
+  if (!p->in || !p->code || !p->out) return omc_no_memory(node);
 
   take_code(&program, p);
   OMC_TRY(pick_functions(node, program.cls, p));

@@ -3,10 +3,7 @@
 
 #ifndef OMC_VARIANT
 
-static omc_status params_steps(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_steps_form_of(node, params);
-}
+OMC_FORM(params_steps, omc_steps_form_of)
 
 static size_t workspace_of(const omc_steps_form *p, bool backward, int threads) {
   const steps_layout at = steps_layout_of(p, backward);

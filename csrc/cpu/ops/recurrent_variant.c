@@ -83,7 +83,7 @@ static void pack_panels(omc_range range, void *ctx) {
   const int64_t hidden = job->p->hidden;
   for (int64_t i = range.begin; i < range.end; i++) {
     const int64_t k = i / job->products * OMC_NR, product = i % job->products;
-    const omc_matrix panel = omc_gemm_part(&job->right, 0, product * hidden + k);
+    const omc_matrix panel = omc_matrix_part(&job->right, 0, product * hidden + k);
     OMC_GEMM_NAME(pack_b)(&panel, job->depth, omc_min(hidden - k, OMC_NR), panel_at(job, i));
   }
 }
@@ -94,8 +94,8 @@ static void add_products(const steps_job *job, const omc_unit *rows, int64_t i, 
   const int64_t pitch = job->layout.pitch, k = block * OMC_NR;
   const int64_t n = omc_min(job->p->hidden - k, OMC_NR);
   for (int64_t q = 0; q < job->products; q++) {
-    const omc_matrix sums =
-        omc_gemm_sums(job->sums + (i * job->products + q) * pitch + k, job->products * pitch);
+    const omc_matrix sums = omc_matrix_rows(job->sums + (i * job->products + q) * pitch + k,
+                                            job->products * pitch, OMC_ACC);
     const omc_gemm_block product = {.m = m,
                                     .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
                                     .k = depth_units(job),
@@ -121,7 +121,7 @@ static void run_items(omc_range range, void *ctx) {
                   m = omc_cut(job->p->batch, parts, part + 1) - i;
     if (job->left.data) {
       if (u == range.begin || block == 0) {
-        const omc_matrix left = omc_gemm_part(&job->left, i, 0);
+        const omc_matrix left = omc_matrix_part(&job->left, i, 0);
         OMC_GEMM_NAME(pack_a)(&left, m, job->depth, rows);
       }
       add_products(job, rows, i, m, block);
@@ -143,11 +143,9 @@ static int64_t place(const omc_steps_form *p, int64_t s) {
 
 /* A matrix of rows of the batch. */
 static omc_matrix rows_of(const void *data, int64_t width, omc_dtype dtype) {
-  return (omc_matrix){.data = (void *)(uintptr_t)data,
-                      .rs = width,
-                      .cs = 1,
-                      .dtype = dtype,
-                      .read_as = OMC_STORAGE};
+  omc_matrix x = omc_matrix_rows(data, width, dtype);
+  x.read_as = OMC_STORAGE;
+  return x;
 }
 
 /* A job with its scratch memory, and the weights packed. */
@@ -157,8 +155,8 @@ static steps_job start(const omc_kernel_args *args, const storage_t *r, bool bac
   steps_job job = {.p = p, .layout = steps_layout_of(p, backward)};
   job.depth = backward ? width : p->hidden;
   job.products = backward ? 1 : p->gates;
-  job.right = rows_of(r, p->hidden, OMC_STORAGE);
-  if (!backward) job.right.rs = 1, job.right.cs = p->hidden;
+  job.right = backward ? omc_matrix_rows(r, p->hidden, OMC_STORAGE)
+                       : omc_matrix_columns(r, p->hidden, OMC_STORAGE);
   acc_t *at = args->workspace;
   job.packed = (omc_unit *)(void *)at, at += job.layout.packed;
   job.bias = at, at += job.layout.bias;

@@ -66,10 +66,7 @@ OMC_KERNEL(Resample, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_resample(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_resample_form_of(node, params);
-}
+OMC_FORM(params_resample, omc_resample_form_of)
 
 OMC_KERNELS(Resample)
 OMC_CPU_OP(Resample, Resample, OMC_PARAMS(omc_resample_form, params_resample))

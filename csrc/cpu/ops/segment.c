@@ -94,10 +94,7 @@ OMC_KERNEL(SegmentSpread, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_segment(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_segment_form_of(node, params);
-}
+OMC_FORM(params_segment, omc_segment_form_of)
 
 #define SEGMENT(name) \
   OMC_KERNELS(name)   \

@@ -197,7 +197,7 @@ static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_f
   const omc_axis_form *p = args->params;
   if (p->n == 0) return OMC_OK;
   softmax_job job = {.a = args->in[0].data,
-                     .b = args->n_in > 1 ? args->in[1].data : NULL,
+                     .b = omc_in_data(args, 1),
                      .out = args->out[0].data,
                      .p = p,
                      .width = OMC_COLUMNS,
@@ -231,10 +231,7 @@ OMC_KERNEL(LogSoftmaxGrad, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status params_softmax(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_axis_form_of(node, params);
-}
+OMC_FORM(params_softmax, omc_axis_form_of)
 
 #define SOFTMAX(name) \
   OMC_KERNELS(name)   \

@@ -233,10 +233,7 @@ OMC_KERNEL(TopK, args) {
 
 #else
 
-static omc_status params_topk(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return omc_topk_form_of(node, params);
-}
+OMC_FORM(params_topk, omc_topk_form_of)
 
 static size_t topk_workspace(const omc_node *node, const void *params, int threads) {
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
