@@ -14,7 +14,8 @@ typedef struct entry {
 
 typedef struct fingerprint_object {
   PyObject_HEAD entry *entries;
-  Py_ssize_t n, capacity;
+  Py_ssize_t n;
+  size_t capacity;
   Py_hash_t hash;
   PyObject *hooked, *opaque, *detached, *renewed; /* names of classes, or None */
 } fingerprint_object;
@@ -58,16 +59,22 @@ static void fingerprint_dealloc(PyObject *object) {
   omc_object_free(object);
 }
 
+/* The array with room for one element more than n; NULL with MemoryError, nothing being changed. */
+static void *with_room(void *array, size_t n, size_t *capacity, size_t size) {
+  if (n < *capacity) return array;
+  const size_t larger = *capacity ? 2 * *capacity : 64;
+  void *grown = PyMem_Realloc(array, larger * size);
+  if (!grown) return PyErr_NoMemory();
+  *capacity = larger;
+  return grown;
+}
+
 static int fingerprint_append(fingerprint_object *self, entry f) {
-  if (self->n == self->capacity) {
-    const Py_ssize_t capacity = self->capacity ? 2 * self->capacity : 64;
-    entry *grown = PyMem_Realloc(self->entries, (size_t)capacity * sizeof *grown);
-    if (!grown) return PyErr_NoMemory(), -1;
-    self->entries = grown;
-    self->capacity = capacity;
-  }
+  entry *entries = with_room(self->entries, (size_t)self->n, &self->capacity, sizeof *entries);
+  if (!entries) return -1;
+  self->entries = entries;
   Py_XINCREF(f.object);
-  self->entries[self->n++] = f;
+  entries[self->n++] = f;
   return 0;
 }
 
@@ -278,13 +285,9 @@ static int visit_registry(walk *w, int registry, PyObject *named) {
 }
 
 static int push(walk *w, PyObject *module) {
-  if (w->n_pending == w->max_pending) {
-    const size_t larger = w->max_pending ? 2 * w->max_pending : 64;
-    PyObject **grown = PyMem_Realloc(w->pending, larger * sizeof *grown);
-    if (!grown) return PyErr_NoMemory(), -1;
-    w->pending = grown;
-    w->max_pending = larger;
-  }
+  PyObject **pending = with_room(w->pending, w->n_pending, &w->max_pending, sizeof *pending);
+  if (!pending) return -1;
+  w->pending = pending;
   w->pending[w->n_pending++] = Py_NewRef(module);
   return 0;
 }
