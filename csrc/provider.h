@@ -1,8 +1,8 @@
 /* What a device must offer, and what a kernel is given. Valid C11 and C++17.
  *
  * A kernel sees its arguments only: tensors, decoded parameters, scratch memory. It allocates
- * nothing, locks nothing, and may use as many threads as it is given. Nothing else sways it but what
- * its provider has decided for the process, such as the instructions of products. */
+ * nothing, locks nothing, and may use as many threads as it is given. Nothing else sways it but
+ * what its provider has decided for the process, such as the instructions of products. */
 #ifndef OMC_PROVIDER_H
 #define OMC_PROVIDER_H
 

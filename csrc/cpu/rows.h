@@ -1,4 +1,4 @@
-/* Loads and stores of some elements, and loops over one contiguous row of them: variant part only. */
+/* Loads and stores of some elements, and loops over one contiguous row: variant part only. */
 #ifndef OMC_CPU_ROWS_H
 #define OMC_CPU_ROWS_H
 

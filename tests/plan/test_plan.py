@@ -159,7 +159,7 @@ def test_a_convolution_of_more_rows_than_a_table_has_is_pytorchs() -> None:
     """It is refused as one without a kernel, not for want of memory, which would be the end of the call."""
     text = "input %x : f32[1,1,?,1]\ninput %w : f32[1,1,3,1]\n%y = Conv(%x, %w)\nreturn %y\n"
     session = _C.Session(text, {})
-    with pytest.raises(NotImplementedError, match="Conv: .* too many"):
+    with pytest.raises(NotImplementedError, match=r"Conv: .* too many"):
         session.plan([torch.empty(1, 1, 17_000_000, 1), torch.ones(1, 1, 3, 1)], [False, False], [False])
 
 
