@@ -8,16 +8,23 @@ from collections.abc import Iterator
 
 import on_device
 import pytest
+import torch
 from cold_gpu import Cold
 from emulated_gpu import Gpu
 from hardware_gpu import Hardware
+
+
+def build() -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("a GPU is emulated where PyTorch has no CUDA of its own")
+    on_device.build()
 
 
 @pytest.fixture(scope="module")
 def gpu(request: pytest.FixtureRequest) -> Gpu:
     if name := request.config.getoption("on"):
         return Hardware(on_device.Session.core, name)
-    on_device.build()
+    build()
     on_device.load_stand_ins()
     core, device = on_device.loaded()
     return Gpu(core, device, ctypes.CDLL("libcuda.so.1"))
@@ -28,7 +35,7 @@ def stand_ins(request: pytest.FixtureRequest) -> None:
     """For tests of processes of their own, in which a GPU is emulated."""
     if request.config.getoption("on"):
         pytest.skip("hardware has no stand-ins")
-    on_device.build()
+    build()
 
 
 @pytest.fixture(scope="module")

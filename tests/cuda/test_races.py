@@ -32,11 +32,8 @@ NEEDED = [(name, barriers_of(file)[n]) for name, case in CASES.items() for file,
 
 
 @pytest.fixture(scope="module")
-def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cold]:
+def watched(stand_ins: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cold]:
     """Processes under ThreadSanitizer, for which kernels are compiled; the rest is not looked at."""
-    if request.config.getoption("on"):
-        pytest.skip("hardware has no stand-ins")
-    on_device.build()
     library = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
     server = Cold(
         "races",

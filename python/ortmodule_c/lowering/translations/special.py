@@ -1,5 +1,6 @@
 """Elementwise ops whose slopes or corners are not those of the nodes that they are made of."""
 
+import functools
 import math
 from typing import Any
 
@@ -22,7 +23,19 @@ def fmax(b: Builder, x: Val, y: Val) -> Val:
     if not dtype.is_floating_point:
         return b.emit("Max" if largest else "Min", x, y)
     ahead = b.emit("GreaterOrEqual" if largest else "LessOrEqual", x, y)
-    return b.emit("Where", b.emit("Or", ahead, b.emit("IsNaN", y)), x, y)
+    out = b.emit("Where", b.emit("Or", ahead, b.emit("IsNaN", y)), x, y)
+    if not out.grad or not _fmax_shares():
+        return out
+    return b.with_gradient_of(out, b.emit("Max" if largest else "Min", x, y))
+
+
+@functools.cache
+def _fmax_shares() -> bool:
+    """Whether PyTorch's gradients of fmax and fmin are those of maximum and minimum, as from 2.14 on."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x, y = (torch.ones((), device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2))
+        (share,) = torch.autograd.grad(torch.fmax(x, y), x)
+    return float(share) != 1
 
 
 @translates(aten.hypot.default)
