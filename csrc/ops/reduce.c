@@ -76,9 +76,9 @@ static omc_status grad_sum(omc_grad *g) {
   return g->b.status;
 }
 
-/* x / y, both computed in and rounded once, as the number of many elements is no bf16 and no f16.
- */
+/* x / y in y's dtype, rounded once: the number of many elements is no bf16 and no f16. */
 static omc_value *wide_quotient(omc_builder *b, omc_value *x, omc_value *y) {
+  if (!x || !y) return NULL;
   return omc_cast(b, omc_binary(b, OMC_OP_Div, omc_cast(b, x, y->type.dtype), y), x->type.dtype);
 }
 
@@ -109,6 +109,7 @@ static omc_status grad_extreme(omc_grad *g) {
     is_hit = omc_binary(b, OMC_OP_Or, is_hit, omc_unary(b, OMC_OP_IsNaN, x));
   omc_value *hits = omc_cast(b, is_hit, omc_dtype_acc(x->type.dtype));
   hits = omc_reduce_sum(b, hits, r.axes, r.n, true);
+  if (omc_shape_numel(&r.kept) != 1) hits = omc_cast(b, hits, x->type.dtype); /* as in PyTorch */
   omc_value *share = wide_quotient(b, omc_reshape(b, g->grad_out[0], &r.kept), hits);
   g->grad_in[0] = omc_binary(b, OMC_OP_Mul, omc_cast(b, is_hit, x->type.dtype), share);
   return b->status;

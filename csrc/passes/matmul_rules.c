@@ -9,10 +9,15 @@ typedef struct product {
   omc_value *x, *y, *bias;
   bool trans_x, trans_y;
   double alpha;
+  omc_dtype to; /* of the result */
 } product;
 
 static product read_product(const omc_node *node) {
-  product p = {.x = omc_in(node, 0), .y = omc_in(node, 1), .bias = omc_in(node, 2), .alpha = 1};
+  product p = {.x = omc_in(node, 0),
+               .y = omc_in(node, 1),
+               .bias = omc_in(node, 2),
+               .alpha = 1,
+               .to = node->out[0]->type.dtype};
   if (node->op == OMC_OP_MatMul) return p;
   p.trans_x = omc_node_int(node, "transA") != 0;
   p.trans_y = omc_node_int(node, "transB") != 0;
@@ -21,7 +26,12 @@ static product read_product(const omc_node *node) {
 }
 
 static omc_value *build_product(omc_builder *b, const product *p) {
-  return omc_product(b, p->x, p->trans_x, p->y, p->trans_y, p->alpha, p->bias);
+  omc_value *const in[] = {p->x, p->y, p->bias};
+  const omc_attr attr[] = {omc_attr_int("transA", p->trans_x), omc_attr_int("transB", p->trans_y),
+                           omc_attr_float("alpha", p->alpha),
+                           omc_attr_int("to", omc_dtype_get(p->to)->onnx)};
+  const bool is_own = p->to == p->x->type.dtype;
+  return omc_nary(b, OMC_OP_FusedMatMul, p->bias ? 3 : 2, in, is_own ? 3 : 4, attr);
 }
 
 static bool are_matrices(const product *p) {
@@ -59,7 +69,7 @@ static omc_value *transpose_matmul(omc_match *m) {
   const product p = read_product(m->capture[1]->producer);
   if (!are_matrices(&p) || p.x->type.shape.rank != p.y->type.shape.rank || p.bias) return NULL;
   if (!swaps_last(m->root)) return NULL;
-  const product swapped = {p.y, p.x, NULL, !p.trans_y, !p.trans_x, p.alpha};
+  const product swapped = {p.y, p.x, NULL, !p.trans_y, !p.trans_x, p.alpha, p.to};
   return build_product(m->b, &swapped);
 }
 
@@ -110,8 +120,8 @@ static omc_value *linear_cross_entropy(omc_match *m) {
   for (uint32_t i = 1; i < loss->n_out; i++)
     if (omc_out(loss, i) && omc_out(loss, i)->uses) return NULL;
   if (!are_matrices(&p) || p.y->type.shape.rank != 2 || !p.trans_y || p.trans_x || p.alpha != 1 ||
-      (taken != dtype && taken != wide) || omc_shape_numel(&logits->type.shape) < LEAST_LOGITS ||
-      m->capture[0]->type.shape.rank != 0 ||
+      p.to != dtype || (taken != dtype && taken != wide) ||
+      omc_shape_numel(&logits->type.shape) < LEAST_LOGITS || m->capture[0]->type.shape.rank != 0 ||
       strcmp(omc_node_string(loss, "reduction"), "none") == 0)
     return NULL;
   const int64_t k = p.y->type.shape.dims[1], classes = p.y->type.shape.dims[0];

@@ -20,7 +20,7 @@ static omc_status params_softmax(omc_cuda_device *device, const omc_node *node, 
   OMC_TRY(omc_axis_form_of(node, &form));
   if (form.n == 0) return OMC_OK;
   p->lines.kept = omc_cuda_places(form.outer, form.n * form.inner);
-  if (form.inner > 1) omc_cuda_add_group(&p->lines.kept, form.inner, 1);
+  if (form.inner != 1) omc_cuda_add_group(&p->lines.kept, form.inner, 1);
   p->lines.along = omc_cuda_places(form.n, form.inner);
   const omc_cuda_team team = omc_cuda_team_of(&p->lines, omc_dtype_size(dtype), false);
   p->grid = team.grid;

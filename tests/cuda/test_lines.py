@@ -133,11 +133,12 @@ def test_the_largest_of_a_long_row_may_be_met_at_any_time(gpu: Gpu, rises: bool)
     torch.testing.assert_close(y, torch.softmax(x.double(), -1).float(), rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
-def test_lines_of_nothing_are_not_launched(gpu: Gpu, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("shape", "axis"), [((0, 5), 1), ((5, 0), 1), ((9, 0), 0), ((3, 9, 0), 1)])
+def test_lines_of_nothing_are_not_launched(gpu: Gpu, op: str, shape: tuple[int, ...], axis: int) -> None:
     before = gpu.counted().launches
     x = torch.empty(shape)
-    assert gpu.forward(graph("Softmax(%x0)", [x]), [x])[0].shape == shape
+    assert gpu.forward(graph(f"{op}(%x0) {{axis={axis}}}", [x]), [x])[0].shape == shape
     assert gpu.counted().launches == before
 
 

@@ -217,7 +217,10 @@ SHARED = {  # by more elements than a float16 can count, or by a number of them 
     "mean of rows": (lambda x: x.mean(1), torch.randn(3, 769, generator=torch.Generator().manual_seed(0))),
     "mean of many": (torch.mean, torch.ones(10_000_000)),
     "largest": (torch.max, LONG),
-    "largest of rows": (lambda x: x.amax(1), torch.ones(2, 513)),
+    "largest of rows": (lambda x: x.amax(1), torch.ones(2, 257)),
+    "largest of long rows": (lambda x: x.amax(1), torch.ones(2, 2049)),
+    "what is a number": (lambda x: x.nanmean(), LONG),
+    "loss": (lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)), LONG),
 }
 
 
@@ -235,6 +238,21 @@ def test_a_gradient_that_many_share_is_divided_by_their_number(
 
     module = Function(lambda _, x: reduction(x))
     assert torch.equal(slope(ORTModule(module)), slope(module))
+
+
+def test_what_follows_a_product_in_one_op_is_done_before_it_is_rounded() -> None:
+    def forward(_: Function, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.baddbmm(c, x, y, beta=0, alpha=0.125),
+            torch.baddbmm(c, x, y),
+            torch.addmm(c[0, :, :1], x[0], y[0]),
+            torch.addbmm(c[0], x[:1], y[:1], beta=0.5, alpha=0.25),
+        )
+
+    x, y, c = (torch.full(size, n).half() for size, n in (((2, 3, 64), 40.0), ((2, 64, 5), 40.0), ((2, 3, 5), -6e4)))
+    module = Function(forward)
+    for got, want in zip(ORTModule(module)(x, y, c), module(x, y, c), strict=True):
+        assert want.isfinite().all() and torch.equal(got, want)  # the product alone is infinite
 
 
 def test_a_product_is_rounded_before_a_sum_or_a_factor_that_follows_it() -> None:

@@ -267,6 +267,17 @@ def test_what_onnx_cannot_compose_is_refused_by_name(module: nn.Module, op: str,
         ortmodule_c.onnx.save(tmp_path / "net.onnx", module, x)
 
 
+class Added(nn.Module):
+    def forward(self, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.baddbmm(c, x, y, beta=0.5, alpha=0.125)
+
+
+def test_what_follows_a_product_of_halves_is_done_before_it_is_rounded(tmp_path: Path) -> None:
+    c, x, y = (torch.full(size, 300.0).half() for size in ((2, 3, 5), (2, 3, 4), (2, 4, 5)))
+    ortmodule_c.onnx.save(tmp_path / "added.onnx", Added(), (c, x, y))
+    assert_as_in_pytorch(Added(), tmp_path / "added.onnx", c, x, y)
+
+
 class Turned(nn.Module):
     """Complex numbers inside, and at the border if it is `bare`."""
 

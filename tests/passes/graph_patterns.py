@@ -279,10 +279,10 @@ def dropout_nothing(d: Draw) -> Value:
 # ---- products ----
 
 
-def matrices(d: Draw, dtypes: tuple[str, ...] = REALS) -> tuple[Value, Value]:
+def matrices(d: Draw) -> tuple[Value, Value]:
     """x and y whose product is defined, batched in any way, each maybe through a transposition."""
     m, k, n = d.shape(3)
-    dtype, batch = d.rng.choice(dtypes), d.shape(d.rng.randint(0, 2))
+    dtype, batch = d.rng.choice(FLOATS), d.shape(d.rng.randint(0, 2))
 
     def operand(rows: int, columns: int) -> Value:
         lead = d.part(batch)
@@ -294,15 +294,17 @@ def matrices(d: Draw, dtypes: tuple[str, ...] = REALS) -> tuple[Value, Value]:
     return operand(m, k), operand(k, n)
 
 
-def product(d: Draw, fused: bool | None = None, dtypes: tuple[str, ...] = REALS) -> Value:
-    x, y = matrices(d, dtypes)
+def product(d: Draw, fused: bool | None = None) -> Value:
+    x, y = matrices(d)
     lead = tuple(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
     shape = (*lead, x.shape[-2], y.shape[-1])
     if fused is None:
         fused = d.chance(0.3)
     if not fused:
         return d.node("MatMul", [x, y], x.dtype, shape)
-    return d.node("FusedMatMul", [x, y], x.dtype, shape, f"alpha={d.rng.choice([1.0, 0.5])}")
+    wide = x.dtype not in REALS and d.chance(0.5)
+    attrs = f"alpha={d.rng.choice([1.0, 0.5])}" + (f", to={ONNX['f32']}" if wide else "")
+    return d.node("FusedMatMul", [x, y], "f32" if wide else x.dtype, shape, attrs)
 
 
 def grouped_product(d: Draw) -> Value:
@@ -322,7 +324,7 @@ def transposed_product(d: Draw) -> Value:
 
 
 def product_and_bias(d: Draw) -> Value:
-    p = product(d, dtypes=FLOATS)
+    p = product(d)
     if d.chance(0.4):
         p = d.reshape(p, (*d.reshaped(p.shape[:-1]), p.shape[-1]) if d.chance(0.7) else d.reshaped(p.shape))
     columns = p.shape[-1:]
@@ -432,7 +434,7 @@ def head_and_loss(d: Draw) -> Value:
 
 
 def product_times(d: Draw) -> Value:
-    p = product(d, dtypes=FLOATS)
+    p = product(d)
     factors = [0.5, 0.125, 3.0, 1.0, 0.0, math.inf, -2.0]
     return d.pair("Mul", p, d.filled(p, d.rng.choice(factors)))
 

@@ -138,8 +138,10 @@ def _product(p: Parts) -> Parts | None:
     *operands, bias = [*p.node.inputs, None][:3]
     ranks = [p.rank(v) for v in operands]
     is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=True))
-    if p.given.get("alpha", 1) != 1 or is_open or "to" in p.given or len({p.dtype(v) for v in operands}) > 1:
+    if p.given.get("alpha", 1) != 1 or is_open or len({p.dtype(v) for v in operands}) > 1:
         return None
+    if "to" in p.given:
+        operands = [p.emit("Cast", v, to=p.given["to"]) for v in operands]
     for i, rank in enumerate(ranks):
         if turned[i] and rank is not None and rank > 1:
             operands[i] = p.emit("Transpose", operands[i], perm=[*range(rank - 2), rank - 1, rank - 2])

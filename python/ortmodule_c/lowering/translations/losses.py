@@ -11,7 +11,7 @@ from ..builder import Builder
 from ..draft import Size, Val
 from .elementwise import arithmetic, clamp
 from .nn import scaled
-from .reduce import reduce
+from .reduce import reduce, wide_quotient
 from .registry import aten, axes_of, computed_in, need_float, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
@@ -130,7 +130,7 @@ def _weighted(
     def share(v: Val) -> Val:
         if reduction != MEAN:
             return v
-        return b.emit("Div", v, b.cast(b.emit("Size", v), v.dtype))
+        return wide_quotient(b, v, b.emit("Size", v))
 
     terms = [like(weigh(share(x))) for x, like in parts if x.grad]
     loss = weigh(loss)

@@ -9,7 +9,7 @@ import torch
 from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Size, Val, same_size, static
+from ..draft import ONNX_TYPES, Size, Val, same_size, static
 from .reduce import moments, norm_over, reduce
 from .registry import (
     HALVES,
@@ -28,7 +28,7 @@ from .registry import (
 
 def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bool = False) -> Val:
     """x y + bias; of y transposed. A bias other than one number for each column is added apart."""
-    fits = bias is not None and y.rank == 2 and bias.rank == 1 and same_size(bias.dims[0], y.dims[not transposed])
+    fits = _fits(bias, y, transposed)
     if fits or transposed:
         out = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
     else:
@@ -36,11 +36,24 @@ def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bo
     return out if fits or bias is None else b.emit("Add", out, _bias(bias, out))
 
 
-def _bias(bias: Val, product: Val) -> Val:
-    """What is added to a product and, as PyTorch has it, may not make it wider."""
-    if _widens(bias, product.example) or bias.dtype != product.dtype:
+def _fits(bias: Val | None, y: Val, transposed: bool = False) -> bool:
+    """Whether a bias is one number for each column of what is multiplied by y."""
+    return bias is not None and y.rank == 2 and bias.rank == 1 and same_size(bias.dims[0], y.dims[not transposed])
+
+
+def _wide_product(b: Builder, x: Val, y: Val) -> Val:
+    """x y in the dtype that PyTorch computes in, which more is done to before it is rounded."""
+    if x.dtype not in HALVES or y.dtype != x.dtype:
+        return b.emit("MatMul", x, y)
+    return b.emit("FusedMatMul", x, y, to=int(ONNX_TYPES[computed_in(x.dtype)]))
+
+
+def _bias(bias: Val, product: Val, dtype: torch.dtype | None = None) -> Val:
+    """What is added to a product, that will be of `dtype`, and, as PyTorch has it, may not make it wider."""
+    dtype = dtype or product.dtype
+    if _widens(bias, product.example) or bias.dtype != dtype:
         sizes, wanted = list(bias.example), list(product.example)
-        raise Unsupported(f"a bias of {bias.dtype} and {sizes} for {product.dtype} and {wanted}")
+        raise Unsupported(f"a bias of {bias.dtype} and {sizes} for {dtype} and {wanted}")
     return bias
 
 
@@ -88,16 +101,16 @@ def scaled(b: Builder, x: Val, factor: Any) -> Val:
 
 @translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    if _is(alpha, 1) and _is(beta, 1):
+    if _is(alpha, 1) and _is(beta, 1) and (_fits(bias, y) or x.dtype not in HALVES):
         return _product(b, x, y, bias)
-    return _added(b, bias, _product(b, x, y), beta, alpha)
+    return _added(b, bias, _wide_product(b, x, y), beta, alpha, x.dtype)
 
 
-def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
+def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any, dtype: torch.dtype) -> Val:
     """`beta * bias + alpha * product`, in which the elements of a bias that counts for nothing are not read."""
     if _is(alpha, 0):
         raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
-    dtype, bias, out = product.dtype, _bias(bias, product), scaled(b, product, alpha)
+    bias, out = _bias(bias, product, dtype), scaled(b, product, alpha)
     out = out if _is(beta, 0) else b.emit("Add", out, scaled(b, bias, beta))
     return b.cast(out, dtype)
 
@@ -506,7 +519,7 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
 
 @translates(aten.addbmm.default)
 def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    return _added(b, bias, reduce(b, "ReduceSum", _product(b, x, y), [0], False), beta, alpha)
+    return _added(b, bias, reduce(b, "ReduceSum", _wide_product(b, x, y), [0], False), beta, alpha, x.dtype)
 
 
 @translates(aten.addr.default)
@@ -514,7 +527,7 @@ def addr(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1
     outer = b.emit("Mul", b.unsqueeze(x, 1), b.unsqueeze(y, 0))
     if {bias.dtype, x.dtype, y.dtype} != {result_dtype(b)}:
         raise Unsupported("an outer product added to another dtype")
-    return _added(b, bias, outer, beta, alpha)
+    return _added(b, bias, outer, beta, alpha, outer.dtype)
 
 
 @translates(aten.linalg_cross.default)

@@ -27,6 +27,12 @@ def mean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: A
     return reduce(b, "ReduceMean", b.cast(x, result_dtype(b)), reduced_axes(x, dim), keepdim)
 
 
+def wide_quotient(b: Builder, x: Val, count: Val) -> Val:
+    """x by a number of elements, which in 16 bits would be another or none: rounded once."""
+    wide = computed_in(x.dtype)
+    return b.cast(b.emit("Div", b.cast(x, wide), b.cast(count, wide)), x.dtype)
+
+
 @translates(aten.nanmean.default)
 def nanmean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
     """The sum of what are numbers by how many there are."""
@@ -36,7 +42,10 @@ def nanmean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype
         kept = b.with_gradient_of(kept, b.emit("Mul", x, b.cast(b.emit("Not", lost), x.dtype)))
     kept = b.cast(kept, result_dtype(b))
     count = reduce(b, "ReduceSum", b.cast(b.emit("Not", lost), torch.int64), axes, keepdim)
-    return b.emit("Div", reduce(b, "ReduceSum", kept, axes, keepdim), b.cast(count, kept.dtype))
+    total = reduce(b, "ReduceSum", kept, axes, keepdim)
+    if total.example and math.prod(total.example) != 1:  # PyTorch rounds what are several numbers
+        count = b.cast(count, kept.dtype)
+    return wide_quotient(b, total, count)
 
 
 @translates(aten.aminmax.default)

@@ -24,18 +24,28 @@ def fmax(b: Builder, x: Val, y: Val) -> Val:
         return b.emit("Max" if largest else "Min", x, y)
     ahead = b.emit("GreaterOrEqual" if largest else "LessOrEqual", x, y)
     out = b.emit("Where", b.emit("Or", ahead, b.emit("IsNaN", y)), x, y)
-    if not out.grad or not _fmax_shares():
+    if not out.grad or _slopes_of_fmax() == _OF_WHERE:
         return out
+    if _slopes_of_fmax() != _OF_MAXIMUM:
+        raise Unsupported(f"the gradient of {b.aten_name} of this PyTorch")
     return b.with_gradient_of(out, b.emit("Max" if largest else "Min", x, y))
 
 
+# Where both operands are equal, where the first is NaN, and where the second is; of the first one, then of the second.
+_OF_WHERE = [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]
+_OF_MAXIMUM = [0.5, 1.0, 1.0], [0.5, 1.0, 1.0]
+
+
 @functools.cache
-def _fmax_shares() -> bool:
-    """Whether PyTorch's gradients of fmax and fmin are those of maximum and minimum, as from 2.14 on."""
+def _slopes_of_fmax() -> tuple[list[float], ...]:
+    """What PyTorch gives of the gradient to fmax's operands; versions differ."""
     with torch.inference_mode(False), torch.enable_grad():
-        x, y = (torch.ones((), device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2))
-        (share,) = torch.autograd.grad(torch.fmax(x, y), x)
-    return float(share) != 1
+        x, y = (
+            torch.tensor(v, device="cpu", dtype=torch.float32, requires_grad=True)
+            for v in ([1.0, math.nan, 1.0], [1.0, 1.0, math.nan])
+        )
+        slopes = torch.autograd.grad(torch.fmax(x, y).sum(), [x, y])
+    return tuple(s.tolist() for s in slopes)
 
 
 @translates(aten.hypot.default)
