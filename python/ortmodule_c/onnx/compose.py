@@ -140,14 +140,20 @@ def _product(p: Parts) -> Parts | None:
     is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=True))
     if p.given.get("alpha", 1) != 1 or is_open or len({p.dtype(v) for v in operands}) > 1:
         return None
-    if "to" in p.given:
-        operands = [p.emit("Cast", v, to=p.given["to"]) for v in operands]
+    code, to = p.dtype(operands[0]), p.given.get("to")
+    is_rounded = bias is not None and to is None and code in _HALVES  # once, behind the sum
+    if is_rounded:
+        to, bias = int(TensorProto.FLOAT), p.emit("Cast", bias, to=int(TensorProto.FLOAT))
+    if to is not None:
+        operands = [p.emit("Cast", v, to=to) for v in operands]
     for i, rank in enumerate(ranks):
         if turned[i] and rank is not None and rank > 1:
             operands[i] = p.emit("Transpose", operands[i], perm=[*range(rank - 2), rank - 1, rank - 2])
     if bias is None:
         return p.give("MatMul", *operands)
-    return p.give("Add", p.emit("MatMul", *operands), bias)
+    if not is_rounded:
+        return p.give("Add", p.emit("MatMul", *operands), bias)
+    return p.give("Cast", p.emit("Add", p.emit("MatMul", *operands), bias), to=code)
 
 
 def _gather(p: Parts) -> Parts | None:
