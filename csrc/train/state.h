@@ -84,8 +84,7 @@ omc_train_variable *omc_train_find(const omc_trainer *t, const char *beginning, 
 omc_status omc_train_alloc(const omc_trainer *t, size_t bytes, void **out) OMC_MUST_USE;
 void omc_train_free(const omc_trainer *t, void *memory, size_t bytes); /* NULL is accepted */
 
-/* The name of state number i that the optimizer keeps of a parameter that is trained; NULL: none.
- */
+/* The name of state i that the optimizer keeps of a parameter that is trained; NULL: none. */
 const char *omc_train_state(const omc_trainer *t, const omc_train_variable *v, int i);
 
 /* Makes of a file a trainer that is zero but for its provider and arena; whatever comes of it, it

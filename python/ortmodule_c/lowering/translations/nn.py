@@ -33,7 +33,7 @@ def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bo
         out = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
     else:
         out = b.emit("MatMul", x, y)
-    return out if fits or bias is None else b.emit("Add", out, _bias(bias, out))
+    return out if fits or bias is None else b.emit("Add", out, _bias(bias, out, out.dtype))
 
 
 def _fits(bias: Val | None, y: Val, transposed: bool = False) -> bool:
@@ -48,9 +48,8 @@ def _wide_product(b: Builder, x: Val, y: Val) -> Val:
     return b.emit("FusedMatMul", x, y, to=int(ONNX_TYPES[computed_in(x.dtype)]))
 
 
-def _bias(bias: Val, product: Val, dtype: torch.dtype | None = None) -> Val:
+def _bias(bias: Val, product: Val, dtype: torch.dtype) -> Val:
     """What is added to a product, that will be of `dtype`, and, as PyTorch has it, may not make it wider."""
-    dtype = dtype or product.dtype
     if _widens(bias, product.example) or bias.dtype != dtype:
         sizes, wanted = list(bias.example), list(product.example)
         raise Unsupported(f"a bias of {bias.dtype} and {sizes} for {dtype} and {wanted}")

@@ -43,7 +43,7 @@ def nanmean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype
     kept = b.cast(kept, result_dtype(b))
     count = reduce(b, "ReduceSum", b.cast(b.emit("Not", lost), torch.int64), axes, keepdim)
     total = reduce(b, "ReduceSum", kept, axes, keepdim)
-    if total.example and math.prod(total.example) != 1:  # PyTorch rounds what are several numbers
+    if math.prod(total.example) != 1:  # PyTorch rounds what are several numbers
         count = b.cast(count, kept.dtype)
     return wide_quotient(b, total, count)
 
