@@ -8,6 +8,7 @@ sanitizers, ``--thread`` the thread sanitizer. ``python setup.py fuzz`` runs the
 changed texts.
 """
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -105,11 +106,14 @@ def embed_device_code() -> Path:
         name for p in sources.values() for name in re.findall(r'^#include "((?:ops|optim)/.*)"', p.read_text(), re.M)
     }
     sources |= {name: CSRC / name for name in sorted({*shared, "optim/numbers.def"})}
+    digest = hashlib.sha256()
     text = '#include "cuda/unit.h"\n\nconst omc_cuda_source omc_cuda_sources[] = {\n'
     for name, path in sources.items():
+        digest.update(f"{name}\0{path.read_text()}\0".encode())
         lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in path.read_text().splitlines()]
         text += f'    {{"{name}",\n' + "".join(f'     "{line}\\n"\n' for line in lines) + "    },\n"
     text += "};\nconst int omc_cuda_n_sources = sizeof omc_cuda_sources / sizeof *omc_cuda_sources;\n"
+    text += f'const char omc_cuda_sources_digest[] = "{digest.hexdigest()}";\n'
     text += "_Static_assert(sizeof omc_cuda_sources / sizeof *omc_cuda_sources <= OMC_CUDA_MOST_SOURCES, "
     text += '"a program has room for all of them");\n'
     out = Path("build") / "cuda_sources.c"

@@ -53,9 +53,7 @@ static char *key_of(const omc_cuda_unit *unit) {
   if (!out) return NULL;
   fprintf(out, "NVRTC %d.%d sm_%d\n", major, minor, unit->device->architecture);
   for (int i = 0; i < N_OPTIONS; i++) fprintf(out, "%s\n", options[i]);
-  for (int i = 0; i < omc_cuda_n_sources; i++)
-    fprintf(out, "%s\n%s", omc_cuda_sources[i].name, omc_cuda_sources[i].text);
-  fputs(unit->source, out);
+  fprintf(out, "%s\n%s", omc_cuda_sources_digest, unit->source);
   if (fclose(out) == 0) return key;
   free(key);
   return NULL;

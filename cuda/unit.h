@@ -15,6 +15,7 @@ typedef struct omc_cuda_source {
 enum { OMC_CUDA_MOST_SOURCES = 64 };
 extern const omc_cuda_source omc_cuda_sources[];
 extern const int omc_cuda_n_sources;
+extern const char omc_cuda_sources_digest[]; /* SHA-256 of names and texts, in hexadecimal */
 
 /* The kernel `name` of a source on a device. Units live for the process. Any thread; source and
  * name are copied. */

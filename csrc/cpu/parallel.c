@@ -114,24 +114,31 @@ enum { MEMBERS_BITS = 12, MAX_MEMBERS = (1 << MEMBERS_BITS) - 1 };
 
 typedef struct {
   signal_word posted; /* no members: the team is let go */
-  signal_word left;   /* threads still at the job, but for the holder */
+  signal_word left;   /* parts that are not done, but for the holder's own */
   const team_job *job;
-  int size;
+  int members, size; /* parts of the job, threads */
   void (*fn)(void *ctx);
   void *ctx;
+  atomic_bool taken[MAX_MEMBERS]; /* all but the parts that nobody has begun */
 } team;
 
 static _Thread_local team *held; /* by this thread, and free for a job */
 static _Thread_local uint32_t jobs_given;
+
+/* Runs part p of the job at hand, whichever that is by now, if nobody has begun it. A thread that
+ * another process keeps off its core finds that the holder has. */
+static void run_unless_taken(team *t, int64_t p) {
+  if (atomic_load(&t->taken[p]) || atomic_exchange(&t->taken[p], true)) return;
+  run_part(t->job, t->members, p);
+  if (atomic_fetch_sub(&t->left.value, 1) == 1) wake(&t->left);
+}
 
 static void serve(team *t, int64_t me) {
   for (uint32_t seen = 0;;) {
     seen = wait_while(&t->posted, seen);
     const int64_t members = seen & MAX_MEMBERS;
     if (members == 0) return;
-    if (me >= members) continue;
-    run_part(t->job, members, me);
-    if (atomic_fetch_sub(&t->left.value, 1) == 1) wake(&t->left);
+    if (me < members) run_unless_taken(t, me);
   }
 }
 
@@ -144,10 +151,14 @@ static void post(team *t, uint32_t members) {
 static void run_held(team *t, const team_job *job, int members) {
   held = NULL;
   t->job = job;
+  t->members = members;
   atomic_store_explicit(&t->left.value, (uint32_t)members - 1, memory_order_relaxed);
+  for (int p = 1; p < members; p++) atomic_store(&t->taken[p], false);
   post(t, (uint32_t)members);
   run_part(job, members, 0);
-  for (uint32_t left = (uint32_t)members - 1; left;) left = wait_while(&t->left, left);
+  for (int p = 1; p < members; p++) run_unless_taken(t, p);
+  for (uint32_t left; (left = atomic_load_explicit(&t->left.value, memory_order_acquire));)
+    wait_while(&t->left, left);
   held = t;
 }
 
@@ -159,6 +170,7 @@ static void join(void *ctx) {
     return;
   }
   t->size = omp_get_num_threads();
+  for (int p = 0; p < t->size; p++) atomic_init(&t->taken[p], true);
   held = t;
   t->fn(t->ctx);
   held = NULL;

@@ -22,7 +22,8 @@ void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, vo
 
 /* Calls fn(ctx), and holds a team of at most `threads` threads ready meanwhile for what the caller
  * gives to omc_parallel_for. Those wait for work on the core for less than 0.1 ms, then asleep,
- * where the OpenMP runtime alone would spend milliseconds of the core's time on waiting. Regions of
+ * where the OpenMP runtime alone would spend milliseconds of the core's time on waiting. What one
+ * of them has not begun when the caller is done with its own part, the caller does. Regions of
  * others (torch's) run on the caller alone meanwhile. `jobs` is the caller's, 0 at first: how many
  * jobs fn gave out the last time; a team is not worth waking for less than two. Threads may share
  * it. */

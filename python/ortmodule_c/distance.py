@@ -80,4 +80,4 @@ def _direction(output: Tensor) -> Tensor:
         return torch.ones_like(output)
     generator = torch.Generator().manual_seed(output.numel())
     wide = torch.complex128 if output.is_complex() else torch.float64
-    return torch.randn(output.shape, generator=generator, dtype=wide).to(output.dtype)
+    return torch.randn(output.shape, generator=generator, dtype=wide).to(output)

@@ -1,5 +1,8 @@
 #include "harness.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -112,6 +115,45 @@ TEST(a_team_is_not_woken_for_one_job) {
   w.jobs = 14;
   omc_parallel_hold(4, &jobs, give_jobs, &w);
   CHECK(jobs >= 2);
+}
+
+/* A thread that is kept off its core, by a handler that it is in. */
+static atomic_bool is_kept, may_go;
+
+static void keep(int signal) {
+  (void)signal;
+  atomic_store(&is_kept, true);
+  while (!atomic_load(&may_go)) usleep(100);
+  atomic_store(&is_kept, false);
+}
+
+static void note_thread(omc_range range, void *ctx) {
+  if (range.thread == 0) usleep(1000); /* the other part is begun meanwhile */
+  ((pthread_t *)ctx)[range.thread] = pthread_self();
+}
+
+static void give_jobs_beside_one_kept(void *ctx) {
+  pthread_t of[2];
+  int *counts = ctx;
+  do omc_parallel_for(2, 1, 2, note_thread, of);
+  while (pthread_equal(of[0], of[1]));
+  pthread_kill(of[1], SIGUSR1);
+  while (!atomic_load(&is_kept)) usleep(100);
+  for (int j = 0; j < 50; j++) omc_parallel_for(100, 1, 2, count_items, counts);
+  atomic_store(&may_go, true);
+  while (atomic_load(&is_kept)) usleep(100);
+  for (int j = 0; j < 50; j++) omc_parallel_for(100, 1, 2, count_items, counts);
+}
+
+TEST(a_held_team_does_not_wait_for_a_thread_that_has_not_begun) {
+  struct sigaction before, act = {.sa_handler = keep};
+  uint32_t jobs = 2;
+  int counts[100] = {0};
+  atomic_store(&may_go, false);
+  sigaction(SIGUSR1, &act, &before);
+  omc_parallel_hold(2, &jobs, give_jobs_beside_one_kept, counts);
+  sigaction(SIGUSR1, &before, NULL);
+  for (int i = 0; i < 100; i++) REQUIRE(counts[i] == 100);
 }
 
 #if defined(__x86_64__)

@@ -442,6 +442,7 @@ def test_a_graph_of_sizes_alone_is_one() -> None:
     assert len(ours.fallback_report()) == 1
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_options_that_are_for_the_wrapper_are_refused_by_the_backend() -> None:
     for name, value in (("verify", 3), ("capture", "dynamo")):
         compiled = torch.compile(mlp(), backend="ortmodule_c", options={name: value})
