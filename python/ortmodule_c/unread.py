@@ -17,6 +17,9 @@ from .flatten import fields_of
 
 _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
 _SILENT = frozenset({"PRECALL", "CACHE"})
+# What is read within a comprehension, before Python 3.12 a function of its own, lies in a cell.
+_COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
+_CELL = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "STORE_DEREF", "DELETE_DEREF"})
 _FIELD: type = type(vars(collections.namedtuple("_Pair", "field"))["field"])
 
 
@@ -91,17 +94,21 @@ def reads(code: types.CodeType) -> Reads | None:
         return None
     n = code.co_argcount + code.co_kwonlyargcount
     n += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    whole, taken = {*code.co_cellvars}, dict[str, set[tuple[str, str]]]()
-    instructions = list(dis.get_instructions(code))
-    for at, instruction in enumerate(instructions):
-        if "LOAD_FAST" not in instruction.opname:
-            continue
-        after = [i for i in instructions[at + 1 : at + 6] if i.opname not in _SILENT]
-        part = _item(instructions[max(at - 1, 0) : at], instruction, after) or _field(instruction, after)
-        if part is None:
-            whole.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
-        else:
-            taken.setdefault(instruction.argval, set()).add(part)
+    inner = [c for c in with_inner(code) if c is not code]
+    whole, taken = set[str](), dict[str, set[tuple[str, str]]]()
+    for c in inner:
+        whole.update(() if c.co_name in _COMPREHENSIONS else c.co_freevars)  # by a function it may go anywhere
+    for part_of in (code, *inner):
+        instructions = list(dis.get_instructions(part_of))
+        for at, instruction in enumerate(instructions):
+            if instruction.opname not in _CELL and ("LOAD_FAST" not in instruction.opname or part_of is not code):
+                continue
+            after = [i for i in instructions[at + 1 : at + 6] if i.opname not in _SILENT]
+            part = _item(instructions[max(at - 1, 0) : at], instruction, after) or _field(instruction, after)
+            if part is None:
+                whole.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+            else:
+                taken.setdefault(instruction.argval, set()).add(part)
     parameters = frozenset(code.co_varnames[1:n])  # but for `self`
     parts = {name: of for name, of in taken.items() if name in parameters - whole}
 

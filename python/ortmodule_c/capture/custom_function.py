@@ -11,6 +11,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from types import CellType, ModuleType
 from typing import Any
 
 import torch
@@ -185,8 +186,11 @@ class _Exchange(threading.local):
             if cls is CheckpointFunction:
                 _refuse_reentrant(args)
             given = args[1:] if args and args[0] is context else args
-            leaves, spec = pytree.tree_flatten(given)
+            leaves, spec = pytree.tree_flatten(given, is_leaf=_is_whole)
             tensors = [v for v in leaves if isinstance(v, Tensor)]
+            if any(t.requires_grad and t.is_leaf for t in tensors) and _reaches_weights(leaves):
+                name = f"{cls.__module__}.{cls.__qualname__}"
+                raise NotExportable(f"{name} is given weights, and an object by which its backward may find them")
             return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
 
         self._exchanged = cls, cls.__dict__.get("forward")
@@ -210,6 +214,37 @@ class _Exchange(threading.local):
         call.differentiable = [t.requires_grad for t in results]
         context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
         return call.results(results)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether an argument stays the object it is: a container of neither tensors nor open numbers."""
+    return isinstance(value, (list, dict)) and not any(
+        isinstance(v, Tensor) or is_number(v) for v in pytree.tree_leaves(value)
+    )
+
+
+def _reaches_weights(arguments: Sequence[Any]) -> bool:
+    """Whether a tensor that requires grad is found within what is no tensor itself, as a backward may find it."""
+    seen: set[int] = set()
+    waiting = [v for v in arguments if not isinstance(v, Tensor)]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, (type, ModuleType)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        else:
+            waiting += [c.cell_contents for c in getattr(value, "__closure__", None) or () if c != CellType()]
+            waiting.append(getattr(value, "__self__", None))
+            with contextlib.suppress(AttributeError):  # not by `getattr`: no guard is to hold all that an object has
+                waiting += object.__getattribute__(value, "__dict__").values()
+    return False
 
 
 def _refuse_reentrant(args: Sequence[Any]) -> None:
