@@ -152,6 +152,36 @@ def test_it_runs_in_c(name: str) -> None:
     assert not ours.fallback_report()
 
 
+@torch.library.custom_op("ortmodule_tests::asking", mutates_args=())
+def asking(x: Tensor) -> Tensor:
+    return x * (2 if torch.is_autocast_enabled("cpu") else 3)
+
+
+@torch.library.custom_op("ortmodule_tests::multiplying", mutates_args=())
+def multiplying(x: Tensor) -> Tensor:
+    return (x @ x).clone()  # of 16 bits in a region, whatever the stand-in says
+
+
+@asking.register_fake
+@multiplying.register_fake
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("op", [asking, multiplying])
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_an_op_of_the_users_own_knows_its_region(op: Any, capture: Any) -> None:
+    eager = Function(lambda m, x: op(x))
+    ours = ORTModule(eager, DebugOptions(capture=capture))
+    x = torch.randn(4, 4)
+    for enabled in (True, False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            want, got = eager(x), ours(x)
+        assert got.dtype is want.dtype
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+
+
 def test_what_cannot_be_taken_apart_runs_in_pytorch_in_its_region() -> None:
     """Alone: what is around it runs in C."""
     ours = ORTModule(Function(lambda m, x: m.layer(x)[0], layer=nn.LSTM(4, 4, proj_size=2)))

@@ -164,6 +164,7 @@ def wrong_calls() -> dict[str, tuple[nn.Module, Any]]:
         "shape": (mlp(), (torch.ones(2, 5),)),
         "rank": (Asserting(6, 3), (torch.ones(2, 2, 6),)),
         "dtype": (mlp(), (torch.ones(2, 6).double(),)),
+        "16 bits": (nn.Linear(6, 3, bias=False), (torch.ones(2, 6).bfloat16(),)),
         "integers": (mlp(), (torch.ones(2, 6).long(),)),
         "none": (mlp(), (None,)),
         "nothing": (mlp(), ()),

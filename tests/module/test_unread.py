@@ -31,6 +31,14 @@ class ByKeys(Of):
         return self.layer(batch["x"]).sum() * factor
 
 
+class OverKeys(Of):
+    """What is written in a comprehension reads no more of a batch than what is written beside it."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        heads = {k: self.layer(batch["x"]).sum() * i for i, k in enumerate("ab") if "mask" not in batch}
+        return sum(v * batch["x"].shape[0] for v in heads.values())
+
+
 class Counting(Of):
     def forward(self, batch: Batch) -> Tensor:
         self.steps += 1
@@ -70,6 +78,14 @@ class AroundItself(Of):
 class ByLocals(Of):
     def forward(self, batch: Batch) -> Tensor:
         return self.layer(batch["x"]).sum() * len(locals()["batch"]["names"][0])
+
+
+class InAFunction(Of):
+    def forward(self, batch: Batch) -> Tensor:
+        def of(part: Any) -> Any:
+            return batch, part
+
+        return self.layer(batch["x"]).sum() * len(of(0)[0]["names"][0])
 
 
 class InAComprehension(Of):
@@ -124,7 +140,7 @@ def graphs(make: Callable[[], nn.Module], call: Callable[[nn.Module, Batch], Ten
 
 
 @pytest.mark.filterwarnings("error:ortmodule_c")
-@pytest.mark.parametrize(("cls", "n"), [(ByKeys, 1), (Counting, 2)])
+@pytest.mark.parametrize(("cls", "n"), [(ByKeys, 1), (OverKeys, 1), (Counting, 2)])
 def test_what_is_not_taken_from_a_batch_may_be_anything(cls: type[Of], n: int) -> None:
     assert graphs(lambda: cls(lambda batch: 1)) == n
 
@@ -236,7 +252,7 @@ def test_a_parameter_that_is_not_named_may_be_anything(call: Callable[[nn.Module
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
-@pytest.mark.parametrize("cls", [Hooked, AroundItself, ByLocals, InAComprehension, Stored])
+@pytest.mark.parametrize("cls", [Hooked, AroundItself, ByLocals, InAComprehension, InAFunction, Stored])
 def test_what_others_may_see_is_read(cls: type[Of]) -> None:
     graphs(lambda: cls(lambda batch: 1))
 

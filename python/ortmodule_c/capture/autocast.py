@@ -23,6 +23,7 @@ Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None w
 WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run there
 
 _KEY = "AutocastCPU"
+_PYTORCHS = {"aten", "prims", "prim", "higher_order", "ortmodule_c"}  # namespaces; of these it is known what they do
 _RECURRENT = {op.overloadpacket for op in recurrent.OPS}
 
 
@@ -38,7 +39,11 @@ class Autocast:
     def reach(self, node: fx.Node, region: Region) -> None:
         """Let a node give what it gives in a region."""
         op = node.target
-        if not isinstance(op, OpOverload) or not (has_kernel(op, _KEY) or is_composite(op)):
+        if not isinstance(op, OpOverload):
+            return
+        if not (has_kernel(op, _KEY) or is_composite(op)):
+            if op.namespace not in _PYTORCHS:  # what it calls, or asks, is reached
+                node.meta[WITHIN] = region
             return
         if op.overloadpacket in _RECURRENT:  # whose parts are as many as there are steps
             node.meta[WITHIN] = region

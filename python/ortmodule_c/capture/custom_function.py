@@ -8,6 +8,7 @@ that is where the forward is exchanged.
 
 import contextlib
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -73,8 +74,9 @@ class PythonCall:
         traced = numbers is None
         if numbers is None:
             numbers = [v.node.term.value for v in self.numbers]
-        with _exchange.suspended(), within(self._region):
-            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors, numbers)))
+        given = self._nest.around(tensors, numbers)
+        with _exchange.suspended(), within(self._region), _containers_stay(self.name, given, traced):
+            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*given))
         if not all(isinstance(v, Tensor) for v in leaves):
             for number in self.numbers:
                 number.node.ask()  # as what is no tensor may follow from it
@@ -214,6 +216,26 @@ class _Exchange(threading.local):
         call.differentiable = [t.requires_grad for t in results]
         context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
         return call.results(results)
+
+
+@contextlib.contextmanager
+def _containers_stay(name: str, given: Any, traced: bool) -> Iterator[None]:
+    """Within it a trace refuses a forward that changes a container that it is given; that is as it was, then."""
+    before = [(v, v.copy()) for v in given if isinstance(v, (list, dict))] if traced else []
+    yield
+    changed = [(v, contents) for v, contents in before if not _is_same(v, contents)]
+    for container, contents in changed:
+        container.clear()
+        (container.update if isinstance(container, dict) else container.extend)(contents)
+    if changed:
+        raise NotExportable(f"{name} changes what it is given")
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two lists, or two dicts, hold the same objects in the same order."""
+    if isinstance(a, dict):
+        a, b = [*a, *a.values()], [*b, *b.values()]
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def _is_whole(value: Any) -> bool:

@@ -28,6 +28,8 @@ from .registry import (
 
 def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bool = False) -> Val:
     """x y + bias; of y transposed. A bias other than one number for each column is added apart."""
+    if x.dtype != y.dtype:
+        raise Unsupported(f"a product of {x.dtype} and {y.dtype}")
     fits = _fits(bias, y, transposed)
     if fits or transposed:
         out = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
