@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from beside import FLOATS, assert_close, assert_equal, give_gradients, parameters, train
+from beside import FLOATS, assert_close, assert_equal, assert_same_state, give_gradients, parameters, train
 from ortmodule_c.optim import FusedAdam, FusedLamb, FusedSGD, clip_grad_norm_
 from ortmodule_c.optim.fused import FusedOptimizer, Rows
 
@@ -74,6 +75,79 @@ def test_parameters_that_overlap_are_updated_one_after_the_other() -> None:
     train(FusedAdam(ours), 2)
     train(torch.optim.AdamW(theirs, fused=True), 2)
     assert_close(ours, theirs)
+
+
+SHARING: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "a transposed one": lambda w: [w, w.t()],
+    "transposed first": lambda w: [w.t(), w],
+    "columns": lambda w: [w[:, :3], w[:, 2:5], w[:, 1:6]],
+    "columns and all": lambda w: [w[:, :3], w, w[:, 2:4]],
+    "others between": lambda w: [w[:, :3], torch.ones(3), w[:, 2:5], torch.ones(2, 2)],
+    "columns apart": lambda w: [w[:, :3], w[:, 3:]],
+    "halves of memory": lambda w: [w[:2].t(), w[2:].t()],
+}
+
+
+def sharing(of: Callable[[Tensor], list[Tensor]], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Parameters in the same memory, some of which lie otherwise than their gradients will."""
+    w = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return [t.detach().requires_grad_() for t in of(w)]
+
+
+@pytest.mark.parametrize(
+    ("make", "plain"),
+    [
+        (FusedAdam, torch.optim.AdamW),
+        (lambda p: FusedSGD(p, momentum=0.9), lambda p, **how: torch.optim.SGD(p, momentum=0.9, **how)),
+    ],
+    ids=["adam", "sgd"],
+)
+@pytest.mark.parametrize("of", SHARING.values(), ids=SHARING)
+def test_memory_that_is_shared_and_copied_gets_all_updates(
+    of: Callable[[Tensor], list[Tensor]], make: Callable[..., Optimizer], plain: Callable[..., Optimizer]
+) -> None:
+    ours, theirs = sharing(of), sharing(of)
+    a, b = make(ours), plain(theirs, foreach=False)
+    train(a, 3), train(b, 3)
+    assert_close(ours, theirs)
+    assert_same_state(a, b)
+
+
+def test_lamb_takes_the_length_of_what_shared_memory_has_become() -> None:
+    ours, theirs = sharing(SHARING["columns"]), sharing(SHARING["columns"])
+    train(FusedLamb(ours, max_grad_norm=None), 1)
+    give_gradients(theirs, seed=1)
+    for p in theirs:
+        FusedLamb([p], max_grad_norm=None).step()
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_gradients_of_shared_memory_are_clipped_by_the_norm_of_all(scale: float | None, dtype: torch.dtype) -> None:
+    ours, theirs = sharing(SHARING["columns and all"], dtype), sharing(SHARING["columns and all"], dtype)
+    a, b = FusedSGD(ours, lr=0.5, max_grad_norm=1.0), torch.optim.SGD(theirs, lr=0.5, foreach=False)
+    give_gradients(theirs, seed=0)
+    give_gradients(ours, seed=0, scale=scale or 1.0)
+    if scale is not None:
+        a.grad_scale, a.found_inf = torch.tensor(scale), torch.tensor(0.0)
+    a.step()
+    assert_close([p.grad for p in ours], [p.grad for p in theirs])  # divided, not clipped
+    norm = nn.utils.clip_grad_norm_(theirs, 1.0)
+    b.step()
+    assert_close(ours, theirs)
+    assert a.grad_norm == pytest.approx(norm.item())
+
+
+@pytest.mark.parametrize(("of", "parts"), [("columns and all", 3), ("others between", 2), ("halves of memory", 1)])
+def test_only_shared_memory_needs_more_than_one_step(of: str, parts: int) -> None:
+    params = sharing(SHARING[of])
+    give_gradients(params, seed=0)
+    prepared: dict[torch.device, Rows] = {}
+    FusedAdam(params)._prepare(prepared, False)
+    (rows,) = prepared.values()
+    assert rows.scattered and [row for part in rows.parts() for row in part] == rows.rows
+    assert len(rows.parts()) == parts
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -66,6 +66,18 @@ def test_momentum_starts_with_each_parameters_first_gradient() -> None:
     assert_close(ours, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@pytest.mark.parametrize("options", [{}, {"dampening": 0.5}, {"nesterov": True}], ids=str)
+@pytest.mark.parametrize("columns", [3, 5], ids=["copied", "in place"])
+def test_a_parameter_that_is_there_twice(options: dict[str, Any], columns: int) -> None:
+    ours, theirs = (torch.ones(4, 5)[:, :columns].requires_grad_() for _ in range(2))
+    a = FusedSGD([ours, ours], lr=0.1, momentum=0.9, **options)
+    b = torch.optim.SGD([theirs, theirs], lr=0.1, momentum=0.9, foreach=False, **options)
+    train(a, 3), train(b, 3)
+    assert_close([ours], [theirs])
+    assert_same_state(a, b)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fused": False}, "fused=False"),
     ({"foreach": True}, "foreach=True"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -47,6 +47,24 @@ def in_one_order(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     return [t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 
+def extent(t: Tensor) -> tuple[int, int]:
+    """Addresses of its first byte in memory, and of what is past its last one."""
+    low = t.data_ptr()
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return low, low + (last + 1) * t.element_size() if t.numel() else low
+
+
+def stretches(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of the stretches of memory that tensors lie in: the same one for those whose extents meet."""
+    found = [0] * len(tensors)
+    number = end = 0
+    for low, high, i in sorted((*extent(t), i) for i, t in enumerate(tensors)):
+        number += low >= end
+        end = max(end, high)
+        found[i] = number
+    return found
+
+
 def local(t: Tensor) -> Tensor:
     """The part of a sharded tensor that is here; any other tensor itself."""
     return t.to_local() if is_sharded(t) else t  # type: ignore[attr-defined]
@@ -80,14 +98,14 @@ def refuse_capture(name: str) -> None:
 
 
 class Rows:
-    """The tensors of one step on one device as the core takes them, and what is to be done once it is taken."""
+    """The tensors of one step on one device, and what is to be done once it is taken."""
 
     def __init__(self) -> None:
         self.rows: list[_C.Row] = []
-        self.made: list[tuple[dict[str, Any], str]] = []  # states that no step has written yet
+        self.scattered = False  # whether tensors of a row lie otherwise than the core takes them
+        self.made: dict[tuple[Tensor, str], dict[str, Any]] = {}  # states that no step has written yet
         self.rounds = False  # whether any parameter is rounded at random
         self.changed: list[Tensor] = []
-        self.copies: list[tuple[Tensor, Tensor]] = []
 
     def add(
         self,
@@ -109,24 +127,77 @@ class Rows:
             self.changed.append(step)
         arrays = [grad, *written] if type(param) in PLAIN else [local(t) for t in (grad, *written)]
         runs = in_one_order(arrays)
-        if runs is None:
-            runs = [t.resolve_neg().contiguous() for t in arrays]
-            changed = zip(arrays if writes_grad else arrays[1:], runs if writes_grad else runs[1:], strict=True)
-            self.copies += [(to, run) for to, run in changed if to is not run]
-        last = None if master is None else runs.pop()
-        self.rows.append((group, runs[1], runs[0], last, step, first, tuple(runs[2:])))
+        self.scattered |= runs is None
+        self.rows.append(row_of(runs or arrays, group, master is not None, step, first))
+
+    def parts(self) -> list[list[_C.Row]]:
+        """The rows in their order; where there will be copies, no two of a part share memory of parameters."""
+        if not self.scattered:
+            return [self.rows]
+        parts: list[list[_C.Row]] = [[]]
+        met: set[int] = set()
+        for row, stretch in zip(self.rows, stretches([arrays_of(row)[1] for row in self.rows]), strict=True):
+            if stretch in met:
+                parts.append([])
+                met.clear()
+            met.add(stretch)
+            parts[-1].append(row)
+        return parts
+
+    def taken(self, writes_grad: bool) -> Iterator[list[_C.Row]]:
+        """Rows as the core takes them; each list is to be stepped before the next, whose copies see what it became."""
+        for part in self.parts():
+            copies: list[tuple[Tensor, Tensor]] = []
+            yield [in_runs(row, writes_grad, copies) for row in part] if self.scattered else part
+            for to, run in copies:
+                to.copy_(run)
+
+    def clip(self, grad_scale: Tensor | None, max_norm: float, norm: Tensor | None, provider: str) -> None:
+        """Divides gradients by `grad_scale`, and has rows take copies of them, clipped by the norm of all."""
+        grads = [row[2] for row in self.rows]
+        if grad_scale is not None:
+            quotients = [g.to(torch.promote_types(g.dtype, grad_scale.dtype)) / grad_scale for g in grads]
+            for grad, quotient in zip(grads, quotients, strict=True):
+                grad.copy_(quotient)
+        clipped = [g.resolve_neg().clone(memory_format=torch.contiguous_format) for g in grads]
+        rows: list[_C.Row] = [(0, None, g, None, None, False, ()) for g in clipped]
+        _C.optim_step("scale", rows, [{}], max_norm=max_norm, norm=norm, provider=provider)
+        self.rows = [(*row[:2], g, *row[3:]) for row, g in zip(self.rows, clipped, strict=True)]
 
     def undo(self) -> None:
         """Takes back the states that no step has written."""
-        for state, name in self.made:
+        for (_, name), state in self.made.items():
             del state[name]
 
     def finish(self) -> None:
-        """Puts what was computed in copies where it belongs, and tells autograd what was changed."""
+        """Tells autograd what was changed."""
         self.made.clear()
-        for to, run in self.copies:
-            to.copy_(run)
         torch.autograd.graph.increment_version(self.changed)
+
+
+def row_of(arrays: Sequence[Tensor], group: int, has_master: bool, step: Tensor | None, first: bool) -> _C.Row:
+    """A row of a gradient, a parameter, its states and, where it has one, its master."""
+    grad, param, *states = arrays
+    master = states.pop() if has_master else None
+    return group, param, grad, master, step, first, tuple(states)
+
+
+def arrays_of(row: _C.Row) -> list[Tensor]:
+    """The arrays that :func:`row_of` made it of."""
+    _, param, grad, master, _, _, states = row
+    return [t for t in (grad, param, *states, master) if t is not None]
+
+
+def in_runs(row: _C.Row, writes_grad: bool, copies: list[tuple[Tensor, Tensor]]) -> _C.Row:
+    """The row as the core takes it: itself, or of copies, noted in `copies` where they are written."""
+    arrays = arrays_of(row)
+    if in_one_order(arrays) is not None:
+        return row
+    runs = [t.resolve_neg().contiguous() for t in arrays]
+    written = zip(arrays, runs, strict=True) if writes_grad else zip(arrays[1:], runs[1:], strict=True)
+    copies += [(to, run) for to, run in written if to is not run]
+    group, _, _, master, step, first, _ = row
+    return row_of(runs, group, master is not None, step, first)
 
 
 class FusedOptimizer(Optimizer):
@@ -353,7 +424,7 @@ class FusedOptimizer(Optimizer):
         return True
 
     def _prepare(self, by_device: dict[torch.device, Rows], writes_grad: bool) -> None:
-        """Makes the states that there are not yet, and copies of what lies otherwise than the core takes it."""
+        """Makes the states that there are not yet, and rows of tensors that may lie in any way."""
         for index, group in enumerate(self.param_groups):
             names, rounds = self._states(group), bool(group["stochastic_rounding"])
             for number, p in enumerate(group["params"]):
@@ -370,40 +441,47 @@ class FusedOptimizer(Optimizer):
 
     def _take(self, device: torch.device, rows: Rows, scale: Any, found_inf: Tensor | None) -> None:
         """One step of what is on a device, in the stream that PyTorch works in there."""
-        clips = self.max_grad_norm is not None
-        norm = torch.empty((), dtype=torch.float64, device=device) if clips else None
-        _C.optim_step(
-            self.rule,
-            rows.rows,
-            [{**self._numbers(group), "lr": lr_on(group["lr"], device)} for group in self.param_groups],
-            grad_scale=None if scale is None else number_on(scale, device),
-            found_inf=None if found_inf is None else number_on(found_inf, device),
-            max_norm=self.max_grad_norm,
-            norm=norm,
-            seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if rows.rounds else 0,
-            provider=provider_of(device),
-        )
+        provider, max_norm = provider_of(device), self.max_grad_norm
+        norm = None if max_norm is None else torch.empty((), dtype=torch.float64, device=device)
+        groups = [{**self._numbers(group), "lr": lr_on(group["lr"], device)} for group in self.param_groups]
+        grad_scale = None if scale is None else number_on(scale, device)
+        found_inf = None if found_inf is None else number_on(found_inf, device)
+        written = norm
+        if max_norm is not None and len(rows.parts()) > 1:
+            rows.clip(grad_scale, max_norm, norm, provider)
+            grad_scale = max_norm = written = None
+        for part in rows.taken(writes_grad=grad_scale is not None):
+            _C.optim_step(
+                self.rule,
+                part,
+                groups,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
+                max_norm=max_norm,
+                norm=written,
+                seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if rows.rounds else 0,
+                provider=provider,
+            )
         self._norm = norm
         rows.finish()
 
     def _state_of(
-        self, p: Tensor, group: Group, names: tuple[str, ...], made: list[tuple[dict[str, Any], str]]
+        self, p: Tensor, group: Group, names: tuple[str, ...], made: dict[tuple[Tensor, str], dict[str, Any]]
     ) -> tuple[list[Tensor], Tensor | None, bool]:
-        """States and master of a parameter, made and noted in `made` where there are none, and whether any were."""
+        """States and master of a parameter, and whether a state was made in this step, which `made` is told."""
         wide = p.dtype in HALVES and self._widens(group)
         state = self.state[p] if names or self.counts or wide else {}
         dtype = torch.float32 if wide else p.dtype
-        first = False
         if self.counts and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         for name in names:
             now = state.get(name)
             if now is None:
                 state[name] = self._new_state(p, dtype)
-                made.append((state, name))
-                first = True
+                made[p, name] = state
             elif now.dtype is not dtype:
                 state[name] = now.to(dtype)
+        first = any((p, name) in made for name in names)
         if not (wide and group["master_weights"]):
             return [state[name] for name in names], None, first
         if state.get("master") is None or state["master"].dtype != torch.float32:
