@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,3 +114,64 @@ def test_what_pytorch_runs_in_a_region_without_is_of_the_dtypes_there(capture: A
         want, got = eager(x), ours(x)
     torch.testing.assert_close(got, want)
     assert [record.name for record in ours.fallback_report()] == ["aten.conv_tbc.default"]
+
+
+def in_a_region_of_the_dtype_there_is(m: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu"):
+        return m.a(x)
+
+
+# What a forward asks of autocast besides whether it is on, and what says so.
+ASKED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], Callable[[Any], None], Callable[[], Any], Any]] = {
+    "cache": (
+        lambda m, x: m.a(x) * (2 if torch.is_autocast_cache_enabled() else 3),
+        torch.set_autocast_cache_enabled,
+        torch.is_autocast_cache_enabled,
+        False,
+    ),
+    "another device": (
+        lambda m, x: m.a(x) * (2 if torch.is_autocast_enabled("xpu") else 3),
+        partial(torch.set_autocast_enabled, "xpu"),
+        partial(torch.is_autocast_enabled, "xpu"),
+        True,
+    ),
+    "dtype on another device": (
+        lambda m, x: m.a(x).to(torch.get_autocast_dtype("mps")),
+        partial(torch.set_autocast_dtype, "mps"),
+        partial(torch.get_autocast_dtype, "mps"),
+        torch.bfloat16,
+    ),
+    "dtype where it is off": (
+        lambda m, x: m.a(x).to(torch.get_autocast_dtype("cpu")),
+        partial(torch.set_autocast_dtype, "cpu"),
+        partial(torch.get_autocast_dtype, "cpu"),
+        torch.float16,
+    ),
+    "dtype of a region inside": (
+        in_a_region_of_the_dtype_there_is,
+        partial(torch.set_autocast_dtype, "cpu"),
+        partial(torch.get_autocast_dtype, "cpu"),
+        torch.float16,
+    ),
+}
+
+
+@pytest.mark.parametrize("capture", ["auto", "export", "dynamo"])
+@pytest.mark.parametrize(("body", "say", "ask", "other"), ASKED.values(), ids=ASKED)
+def test_what_a_forward_asks_of_autocast_is_so_in_each_call(
+    body: Callable[[nn.Module, Tensor], Tensor],
+    say: Callable[[Any], None],
+    ask: Callable[[], Any],
+    other: Any,
+    capture: Any,
+) -> None:
+    eager = Function(body, a=nn.Linear(6, 6))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    x, usual = torch.randn(4, 6), ask()
+    for now in (usual, other, usual):
+        try:
+            say(now)
+            want, got = eager(x), ours(x)
+        finally:
+            say(usual)
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from ortmodule_c import _C, ORTModule
+from ortmodule_c import _C, DebugOptions, ORTModule
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
 
 WIDTH, ROWS, BLOCKS = 64, 512, 6
@@ -235,16 +236,38 @@ def test_checkpoint_around_and_inside() -> None:
     )
 
 
-def test_hooks_see_the_first_call_as_they_see_the_next() -> None:
-    """Whatever else is asked while the graph is made."""
-    counts = []
-    model = ORTModule(nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)))
+def with_a_hook(s: Function, x: Tensor) -> Tensor:
+    y = s.l(x)
+    y.register_hook(lambda grad: 2 * grad)
+    return s.o(y.exp())
+
+
+HELD: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "in place": lambda s, x: s.o(s.l(x).relu_()),
+    "checkpoint": lambda s, x: checkpoint(lambda y: s.o(y.exp()), s.l(x), use_reentrant=False),
+    "hook": with_a_hook,
+    "custom function": lambda s, x: s.o(Squared.apply(s.l(x))),
+    "vmap": lambda s, x: s.o(torch.vmap(lambda row: row.exp() * row.sum())(s.l(x))),
+}
+
+
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("name", HELD)
+def test_hooks_see_the_first_call_as_they_see_the_next(name: str, capture: Any) -> None:
+    """Whatever else is asked while the graph is made; and a checkpoint, which counts what they see, can begin there."""
+    eager = Function(HELD[name], l=nn.Linear(4, 8), o=nn.Linear(8, 3))
+    ours, again = [ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture)) for _ in range(2)]
+    x = torch.randn(5, 4, requires_grad=True)
+    seen: list[list[tuple[int, ...]]] = []
     for _ in range(2):
-        seen: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t) or t, lambda t: t):  # type: ignore[misc]
-            checkpoint(model, torch.randn(5, 4).requires_grad_(), use_reentrant=False).sum().backward()
-        counts.append(len(seen))
-    assert counts[0] == counts[1]
+        seen.append([])
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen[-1].append(tuple(t.shape)) or t, lambda t: t):  # type: ignore[func-returns-value]
+            ours(x).sum().backward()
+    assert seen[0] == seen[1]
+    for m in (eager, again):
+        checkpoint(m, x, use_reentrant=False).square().sum().backward()
+    assert_same_state(again, eager)
 
 
 def test_saved_tensor_hooks() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import predispatch
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,7 +14,7 @@ from ..capture import autocast_region
 from ..capture.regions import ENTER_AUTOCAST, SET_GRADIENTS
 from ..errors import of_the_machine
 from ..options import logger
-from .fx_capture import acts, stand_in_mode
+from .fx_capture import acts, on_stand_ins
 
 LOAD = predispatch.lazy_load_decompositions.__name__  # before each call of torch.vmap
 _VMAP = "_vmap_increment_nesting"
@@ -118,7 +117,7 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
     levels = _levels()
     try:
         predispatch.lazy_load_decompositions()
-        with stand_in_mode(given), enable_python_dispatcher():
+        with on_stand_ins(given):
             with autocast_region.none() as autocast:
                 ops = make_fx(run)(*given).graph
             if autocast and _kinds(make_fx(run)(*given).graph) != _kinds(ops):

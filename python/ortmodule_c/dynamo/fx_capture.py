@@ -1,6 +1,7 @@
 """Captures one of TorchDynamo's graphs as a graph of ATen ops, as :mod:`ortmodule_c.capture.export` does a module."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -153,9 +154,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
         grad = torch.is_grad_enabled()
         try:
             with (
-                stand_in_mode(examples),
-                enable_python_dispatcher(),
-                unhooked(),
+                on_stand_ins(examples),
                 preserve_node_meta(),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
@@ -181,9 +180,12 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
     return captured
 
 
-def stand_in_mode(examples: Sequence[Any]) -> Any:
-    """Makes stand-ins of the tensors that the trace meets."""
-    return next((e.fake_mode for e in examples if isinstance(e, FakeTensor)), None) or FakeTensorMode()
+@contextlib.contextmanager
+def on_stand_ins(examples: Sequence[Any]) -> Iterator[None]:
+    """Makes stand-ins of the tensors that a trace on `examples` meets, which no hook on what autograd saves sees."""
+    mode = next((e.fake_mode for e in examples if isinstance(e, FakeTensor)), None) or FakeTensorMode()
+    with mode, enable_python_dispatcher(), unhooked():
+        yield
 
 
 def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram:

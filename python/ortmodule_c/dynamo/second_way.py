@@ -41,7 +41,7 @@ from ..capture.symbols import let_go, remembered
 from ..errors import NotRunnable, first_lines
 from ..function import Runner
 from ..guards.given import Given, given
-from ..guards.held import Held
+from ..guards.held import Held, autocast_dtypes
 from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx.files import Files
@@ -268,10 +268,12 @@ def _listening(judge: Callable[[Iterable[CodeType]], None]) -> Iterator[_Heard]:
 
 @dataclass(eq=False)
 class _Version:
-    """What Dynamo has compiled for some arguments and hooks, the code it has traced, and what that may have read.
+    """What Dynamo has compiled for some arguments, the code it has traced, and what that may have read.
 
     Attributes
     ----------
+    beside
+        What of PyTorch's own state it is for besides what Dynamo guards.
     around
         What led to what is held, within a call.
     graphs
@@ -279,7 +281,7 @@ class _Version:
     """
 
     given: Given
-    hooks: list[Any]
+    beside: list[Any]
     compiled: Any = None
     traced: set[CodeType] = field(default_factory=set)
     held: Held = field(default_factory=lambda: Held([], []))
@@ -403,17 +405,17 @@ class SecondWay:
         """The one that serves such a call now, made if there is none; nothing if PyTorch has to run the module."""
         if self._cause:
             return None
-        hooks = _hooks_of_all_modules()
+        beside = [*_hooks_of_all_modules(), *autocast_dtypes()]  # where autocast is off Dynamo guards no dtype
         versions = [*self._versions]  # another thread may drop one
         for version in versions:
-            if version.given.key == what.key and version.hooks == hooks and version.held.hold():
+            if version.given.key == what.key and version.beside == beside and version.held.hold():
                 return version
         if len(versions) >= self._most:
             changed = versions[-1].held.changed() or "an argument"
             times = f"what the forward reads has changed {self._most} times"
             self._give_up(f"{changed} takes a new value; {times}, which TorchDynamo by itself may not see")
             return None
-        version = _Version(what, hooks)
+        version = _Version(what, beside)
         backend = functools.partial(self._backend, weakref.ref(version))
         state = self._module.__dict__
         own = {*state}

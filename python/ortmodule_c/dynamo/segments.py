@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator
 from torch.fx.passes.split_module import split_module
@@ -24,7 +23,7 @@ from ..dtypes import holds
 from ..report import FallbackReport
 from ..stack import users_line_in
 from .batches import BEGINS, LOAD, called, change_of_depth
-from .fx_capture import acts, stand_in_mode
+from .fx_capture import acts, on_stand_ins
 
 Make = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -106,7 +105,7 @@ def split(graph: fx.GraphModule, examples: Sequence[Any], make: Make, report: Fa
         return None
     parts = split_module(graph, None, lambda node: numbers.get(node, 0), keep_original_order=True)  # type: ignore[arg-type]
     todo: list[_Place] = []
-    with stand_in_mode(examples), enable_python_dispatcher():
+    with on_stand_ins(examples):
         _Parts(parts, todo, report).run(*_leaves(examples))
     for place in todo:
         place.fill(make)

@@ -36,6 +36,7 @@ _CONTAINERS = (list, dict, set, deque)
 _COPIED = (list, tuple, dict)  # where they are held
 MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
+_OTHER_DEVICE_TYPES = tuple([d for d in torch._C._autocast_supported_devices() if d not in _DEVICE_TYPES])
 # What Python puts into a class when somebody copies an instance, or asks for annotations that there are none of.
 _MADE_LATER = frozenset({"__slotnames__", "__annotations__", "__annotations_cache__"})
 # Classes whose instances never change and are told apart by their values alone: by `==`, or by how they are written.
@@ -104,6 +105,16 @@ def ambient() -> tuple[Hashable, ...]:
         *map(torch.is_autocast_enabled, _DEVICE_TYPES),
         *map(torch.get_autocast_dtype, _DEVICE_TYPES),
     )
+
+
+def autocast_elsewhere() -> tuple[Hashable, ...]:
+    """What :func:`ambient` leaves out, as few ask for it: autocast on devices that no graph is for."""
+    return (*map(torch.is_autocast_enabled, _OTHER_DEVICE_TYPES), *map(torch.get_autocast_dtype, _OTHER_DEVICE_TYPES))
+
+
+def autocast_dtypes() -> list[torch.dtype]:
+    """What autocast casts to where it is on, of each type of device."""
+    return [*map(torch.get_autocast_dtype, (*_DEVICE_TYPES, *_OTHER_DEVICE_TYPES))]
 
 
 def _modes() -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ _OF_C: dict[str, frozenset[str]] = {
             *("_log_api_usage_once", "_is_any_autocast_enabled", "_get_deterministic_algorithms", "is_anomaly_enabled"),
             *("_jit_internal", "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"),
             *("_is_torch_function_enabled", "_dispatch_keys", "_add_docstr"),
-            *("is_autocast_cache_enabled", "_get_privateuse1_backend_name"),
+            "_get_privateuse1_backend_name",
         }
     ),
 }

@@ -46,7 +46,7 @@ from .anatomy import (
     with_packages,
 )
 from .frames import Frames, is_trusted_module
-from .held import INTERNAL, MISSING, Held, Library, Write, ambient
+from .held import INTERNAL, MISSING, Held, Library, Write, ambient, autocast_elsewhere
 from .instances import BASES, Instances
 from .looks import BY_NAME, RAW, Looks, looks, picked
 from .policy import (
@@ -65,6 +65,7 @@ _OURS = __name__.split(".")[0]
 _WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
+_ASK_FOR_AUTOCAST = (torch.is_autocast_enabled, torch.get_autocast_dtype, torch._C._is_any_autocast_enabled)
 # May give what an object has past the lookup of its class.
 _OF_C = (
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType),
@@ -409,6 +410,8 @@ class Watch(Instances):
             self._asking.append(None if constant else frame)
         if function in _IDENTITY:
             self._refuse_identity(function.__name__, NotRunnable)
+        if function in _ASK_FOR_AUTOCAST:  # of which device is not seen
+            self._hold_itself(autocast_elsewhere, None, autocast_elsewhere(), "autocast of another type of device")
         if type(owner) is str and function.__name__.startswith("format") and re.search(r"{[^{}]*[.\[]", owner):
             self.refuse("the forward formats attributes of objects", NotRunnable)
         refusal = refusal_of_c(function)
