@@ -1,4 +1,4 @@
-"""What a custom function is given besides tensors: objects by which it finds weights, and containers that it changes."""
+"""What a custom function is given besides tensors: objects that hold weights, and containers that it changes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class Holder:
 FLOWS: dict[str, Any] = {
     "a module": lambda layer: layer,
     "a method": lambda layer: layer.forward,
-    "a function": lambda layer: lambda x: layer(x),
+    "a function": lambda layer: lambda x: 2 * layer(x),
     "an object": Holder,
 }
 
