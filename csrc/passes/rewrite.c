@@ -189,7 +189,11 @@ static omc_status try_rule(omc_graph *g, const omc_rule *rule, omc_node *root, b
   return OMC_OK;
 }
 
+/* Looks for unused nodes only where there may be some: one has been seen or added, or a rewrite has
+ * taken users away. */
 static omc_status sweep(omc_graph *g, const omc_rules *rules, uint32_t *changes) {
+  const uint32_t n_values = g->n_values;
+  bool unused = false;
   for (omc_node *node = g->first, *next; node; node = next) {
     next = node->next;
     bool changed = !omc_out(node, 0) || !node->out[0]->uses;
@@ -197,8 +201,9 @@ static omc_status sweep(omc_graph *g, const omc_rules *rules, uint32_t *changes)
       OMC_TRY(try_rule(g, &rules->rules[r], node, &changed));
       *changes += changed;
     }
+    unused |= changed;
   }
-  omc_erase_unused(g);
+  if (unused || g->n_values != n_values) omc_erase_unused(g);
   return OMC_OK;
 }
 
