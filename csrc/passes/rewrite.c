@@ -189,24 +189,32 @@ static omc_status try_rule(omc_graph *g, const omc_rule *rule, omc_node *root, b
   return OMC_OK;
 }
 
-static omc_status sweep(omc_graph *g, const omc_rules *rules, uint32_t *changes) {
+/* Looks for unused nodes only where there may be some: one has been seen or added, or a rewrite has
+ * taken users away. */
+static omc_status sweep(omc_graph *g, const omc_rules *rules, const bool *roots,
+                        uint32_t *changes) {
+  const uint32_t n_values = g->n_values;
+  bool unused = false;
   for (omc_node *node = g->first, *next; node; node = next) {
     next = node->next;
     bool changed = !omc_out(node, 0) || !node->out[0]->uses;
-    for (uint32_t r = 0; r < rules->n && !changed; r++) {
+    for (uint32_t r = 0; roots[node->op] && r < rules->n && !changed; r++) {
       OMC_TRY(try_rule(g, &rules->rules[r], node, &changed));
       *changes += changed;
     }
+    unused |= changed;
   }
-  omc_erase_unused(g);
+  if (unused || g->n_values != n_values) omc_erase_unused(g);
   return OMC_OK;
 }
 
 omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) {
+  bool roots[OMC_N_OPS] = {false}; /* by op: of one of the patterns */
+  for (uint32_t r = 0; r < rules->n; r++) roots[root_op(rules->rules[r].pattern)] = true;
   *changes = 0;
   for (int k = 0; k < MAX_SWEEPS; k++) {
     const uint32_t before = *changes;
-    OMC_TRY(sweep(g, rules, changes));
+    OMC_TRY(sweep(g, rules, roots, changes));
     if (*changes == before) break;
   }
   return OMC_OK;

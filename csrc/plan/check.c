@@ -15,7 +15,8 @@ typedef struct checker {
   bool *read_back;          /* by content: forward gave it and backward reads it, */
   bool *lost;               /* and a backward has written over it */
   bool *overwritten;        /* by input: an output is written over it */
-  uint32_t *held;           /* contents intact in the arena and in lent memory */
+  uint32_t *held; /* contents intact in the arena and in lent memory, which do not overlap,
+                     in the order in which they lie there; none of no bytes */
   uint32_t n_held;
   bool *after_forward; /* by content: as `intact` was then, and `held` */
   uint32_t *held_after, n_held_after;
@@ -248,21 +249,46 @@ static omc_status check_region(const checker *c, const omc_slot *at, uint32_t v)
   return OMC_OK;
 }
 
+/* Where in the list of those held the first lies that ends behind the start of `at`. */
+static uint32_t first_behind(const checker *c, const omc_slot *at) {
+  uint32_t low = 0, high = c->n_held;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2;
+    const omc_slot *slot = &c->plan->slots[c->held[middle]];
+    const bool before = slot->place != at->place   ? slot->place < at->place
+                        : slot->index != at->index ? slot->index < at->index
+                                                   : slot->offset + slot->bytes <= at->offset;
+    if (before)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* A content is now where nothing else is that is held. */
+static void hold(checker *c, uint32_t content) {
+  const omc_slot *slot = &c->plan->slots[content];
+  if (slot->bytes == 0) return;
+  uint32_t *at = c->held + first_behind(c, slot);
+  memmove(at + 1, at, (size_t)(c->held + c->n_held++ - at) * sizeof *at);
+  *at = content;
+}
+
 /* Memory is about to be written, for value v or, if it is NOTHING, as scratch memory: what lay
  * there is lost. It must be dead, or an input that `shared` says may be overwritten. A gradient may
  * be written over what later steps of other backwards read, but not what its own `step` reads, or
  * the copy that it is; those that are still to come find it lost. */
 static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t shared,
                             bool gradient, const omc_step *step) {
-  uint32_t kept = 0;
-  for (uint32_t h = 0; h < c->n_held; h++) {
-    const uint32_t content = c->held[h];
+  const uint32_t first = first_behind(c, at);
+  uint32_t end = first;
+  for (; end < c->n_held; end++) {
+    const uint32_t content = c->held[end];
     const omc_slot *slot = &c->plan->slots[content];
     if (slot->place != at->place || slot->index != at->index ||
-        !overlap(at->offset, at->bytes, slot->offset, slot->bytes)) {
-      c->held[kept++] = content;
-      continue;
-    }
+        !overlap(at->offset, at->bytes, slot->offset, slot->bytes))
+      break;
     const bool read =
         (v != NOTHING && content == c->content[v]) || (step && reads_content(c, step, content));
     const bool needed = gradient ? read || slot->begin == c->step : slot->end >= c->step;
@@ -270,7 +296,8 @@ static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t
       return broken(c, "written over a value that is live", v, content);
     c->intact[content] = false;
   }
-  c->n_held = kept;
+  memmove(c->held + first, c->held + end, (c->n_held - end) * sizeof *c->held);
+  c->n_held -= end - first;
   return OMC_OK;
 }
 
@@ -298,7 +325,7 @@ static omc_status write_laid_out(checker *c, const omc_step *step, uint32_t k, u
       return broken(c, "takes over memory that is read later", v, shared);
   }
   OMC_TRY(overwrite(c, slot, v, shared, false, step));
-  c->held[c->n_held++] = v;
+  hold(c, v);
   return OMC_OK;
 }
 

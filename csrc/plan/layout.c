@@ -15,14 +15,26 @@ typedef struct placed {
   size_t bottom, top;
 } placed;
 
+/* Steps are divided into spans of 32, these into spans of 32 spans, and so on until one has them
+ * all. A block belongs to the narrowest span that has all its steps, so that few are looked at of
+ * those that are never live with it. */
+enum { SPAN_BITS = 5, MOST_LEVELS = 7 };
+
+/* The blocks of a span placed so far, lowest first. */
+typedef struct span {
+  placed *first;
+  uint32_t n;
+} span;
+
 typedef struct search {
   const size_t *live; /* bytes live in the arena at each step */
   block *blocks;
   uint32_t n;
-  rank *ranks;      /* order of placement, */
-  uint32_t n_ranks; /* of so many */
-  placed *placed;   /* blocks placed so far, lowest first */
-  size_t *best;     /* offsets of the best layout so far */
+  rank *ranks;                /* order of placement, */
+  uint32_t n_ranks;           /* of so many */
+  span *levels[MOST_LEVELS];  /* by level: its spans */
+  uint32_t n_levels, n_spans; /* of all levels, which follow each other */
+  size_t *best;               /* offsets of the best layout so far */
   size_t best_bytes;
 } search;
 
@@ -66,12 +78,23 @@ static int compare_ranks(const void *left, const void *right) {
 
 void omc_sort_ranks(rank *ranks, uint32_t n) { qsort(ranks, n, sizeof *ranks, compare_ranks); }
 
-/* The first of the n blocks placed so far that lies above an offset. */
-static uint32_t first_above(const search *s, uint32_t n, size_t offset) {
-  uint32_t low = 0, high = n;
+static uint32_t span_at(uint32_t level, uint32_t step) {
+  return (uint32_t)((uint64_t)step >> SPAN_BITS * (level + 1));
+}
+
+/* The span that a block belongs to. */
+static span *span_of(const search *s, const block *x) {
+  uint32_t level = 0;
+  while (span_at(level, x->begin) != span_at(level, x->end)) level++;
+  return &s->levels[level][span_at(level, x->begin)];
+}
+
+/* The first of a span's blocks that lies above an offset. */
+static uint32_t first_above(const span *in, size_t offset) {
+  uint32_t low = 0, high = in->n;
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;
-    if (s->placed[middle].bottom > offset)
+    if (in->first[middle].bottom > offset)
       high = middle;
     else
       low = middle + 1;
@@ -79,22 +102,38 @@ static uint32_t first_above(const search *s, uint32_t n, size_t offset) {
   return low;
 }
 
-/* Puts block b, the n-th, into the lowest gap; returns where it ends. */
-static size_t put(search *s, uint32_t n, uint32_t b) {
-  block *const x = &s->blocks[b];
+/* The lowest offset from one on that is clear of the span's blocks. */
+static size_t above(const span *in, const block *x, size_t offset) {
   const uint32_t begin = x->begin, end = x->end;
   const size_t bytes = x->bytes;
-  size_t offset = 0;
-  for (const placed *y = s->placed; y < s->placed + n; y++) {
+  for (const placed *y = in->first; y < in->first + in->n; y++) {
     if (y->top <= offset || y->end < begin || end < y->begin) continue;
     if (y->bottom >= offset && y->bottom - offset >= bytes) break;
     offset = y->top;
   }
-  x->offset = offset;
-  const uint32_t at = first_above(s, n, offset);
-  memmove(s->placed + at + 1, s->placed + at, (n - at) * sizeof *s->placed);
-  s->placed[at] = (placed){begin, end, offset, offset + bytes};
-  return offset + bytes;
+  return offset;
+}
+
+/* The lowest gap: what one span's blocks move up, those of another may move further. */
+static size_t lowest_gap(const search *s, const block *x) {
+  size_t offset = 0, before;
+  do {
+    before = offset;
+    for (uint32_t level = 0; level < s->n_levels; level++)
+      for (uint32_t i = span_at(level, x->begin); i <= span_at(level, x->end); i++)
+        offset = above(&s->levels[level][i], x, offset);
+  } while (offset != before);
+  return offset;
+}
+
+/* Puts a block into the lowest gap; returns where it ends. */
+static size_t put(const search *s, block *x) {
+  span *const in = span_of(s, x);
+  x->offset = lowest_gap(s, x);
+  placed *const at = in->first + first_above(in, x->offset);
+  memmove(at + 1, at, (size_t)(in->first + in->n++ - at) * sizeof *at);
+  *at = (placed){x->begin, x->end, x->offset, x->offset + x->bytes};
+  return at->top;
 }
 
 /* Places every block in the order of the ranks and keeps the layout if it is the best so far; gives
@@ -103,8 +142,9 @@ static size_t put(search *s, uint32_t n, uint32_t b) {
 static uint32_t try_order(search *s, size_t enough) {
   size_t bytes = 0;
   uint32_t top = 0;
+  for (uint32_t i = 0; i < s->n_spans; i++) s->levels[0][i].n = 0;
   for (uint32_t i = 0; i < s->n_ranks && bytes < enough; i++) {
-    const size_t end = put(s, i, s->ranks[i].block);
+    const size_t end = put(s, &s->blocks[s->ranks[i].block]);
     if (end > bytes) {
       bytes = end;
       top = i;
@@ -143,6 +183,23 @@ static void find_layout(search *s, size_t bound) {
   for (size_t o = 0; o < n_orders && s->best_bytes > bound; o++) follow(s, bound, orders[o], 0);
   for (size_t o = 0; afford && o < n_orders && !is_near(s, bound); o++)
     follow(s, bound, orders[o], afford < most_tries ? afford : most_tries);
+}
+
+/* Divides the steps into spans that have room for all their blocks. */
+static bool divide(search *s, uint32_t n_steps, omc_arena *scratch) {
+  const uint32_t last = n_steps ? n_steps - 1 : 0;
+  do s->n_spans += span_at(s->n_levels, last) + 1;
+  while (span_at(s->n_levels++, last) > 0);
+  span *spans = OMC_NEW_ARRAY(scratch, span, s->n_spans);
+  placed *room = OMC_NEW_ARRAY(scratch, placed, s->n);
+  if (!spans || !room) return false;
+  for (uint32_t level = 0, i = 0; level < s->n_levels; level++) {
+    s->levels[level] = &spans[i];
+    i += span_at(level, last) + 1;
+  }
+  for (uint32_t b = 0; b < s->n; b++) span_of(s, &s->blocks[b])->n++;
+  for (uint32_t i = 0; i < s->n_spans; room += spans[i++].n) spans[i].first = room;
+  return true;
 }
 
 static bool in_arena(const omc_plan *plan, uint32_t v) {
@@ -223,9 +280,8 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
   search s = {.live = live,
               .blocks = OMC_NEW_ARRAY(scratch, block, most),
               .ranks = OMC_NEW_ARRAY(scratch, rank, most),
-              .placed = OMC_NEW_ARRAY(scratch, placed, most),
               .best = OMC_NEW_ARRAY(scratch, size_t, most)};
-  if (!live || !workspace || !s.blocks || !s.ranks || !s.placed || !s.best)
+  if (!live || !workspace || !s.blocks || !s.ranks || !s.best)
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
   for (uint32_t t = 0; t < l->n_steps; t++) workspace[t] = plan->steps[t].workspace_bytes;
@@ -234,6 +290,8 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
   fill_blocks(l, alignment, workspace, &s);
   OMC_TRY(omc_plan_lend(plan, s.blocks, l->n_ranges, live, scratch));
   plan->bound_bytes = live[omc_live_peak(live, l->n_steps)];
+  if (!divide(&s, l->n_steps, scratch))
+    OMC_FAIL(ENOMEM, "no memory to lay out the %u steps of a plan", l->n_steps);
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
 
