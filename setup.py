@@ -109,8 +109,9 @@ def embed_device_code() -> Path:
     digest = hashlib.sha256()
     text = '#include "cuda/unit.h"\n\nconst omc_cuda_source omc_cuda_sources[] = {\n'
     for name, path in sources.items():
-        digest.update(f"{name}\0{path.read_text()}\0".encode())
-        lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in path.read_text().splitlines()]
+        source = path.read_text()
+        digest.update(f"{name}\0{source}\0".encode())
+        lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in source.splitlines()]
         text += f'    {{"{name}",\n' + "".join(f'     "{line}\\n"\n' for line in lines) + "    },\n"
     text += "};\nconst int omc_cuda_n_sources = sizeof omc_cuda_sources / sizeof *omc_cuda_sources;\n"
     text += f'const char omc_cuda_sources_digest[] = "{digest.hexdigest()}";\n'

@@ -19,7 +19,6 @@ _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "cu
 _SILENT = frozenset({"PRECALL", "CACHE"})
 # What is read within a comprehension, before Python 3.12 a function of its own, lies in a cell.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"})
-_CELL = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "STORE_DEREF", "DELETE_DEREF"})
 _FIELD: type = type(vars(collections.namedtuple("_Pair", "field"))["field"])
 
 
@@ -101,7 +100,7 @@ def reads(code: types.CodeType) -> Reads | None:
     for part_of in (code, *inner):
         instructions = list(dis.get_instructions(part_of))
         for at, instruction in enumerate(instructions):
-            if instruction.opname not in _CELL and ("LOAD_FAST" not in instruction.opname or part_of is not code):
+            if instruction.opname != "LOAD_DEREF" and ("LOAD_FAST" not in instruction.opname or part_of is not code):
                 continue
             after = [i for i in instructions[at + 1 : at + 6] if i.opname not in _SILENT]
             part = _item(instructions[max(at - 1, 0) : at], instruction, after) or _field(instruction, after)

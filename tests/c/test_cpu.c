@@ -123,7 +123,8 @@ static atomic_bool is_kept, may_go;
 static void keep(int signal) {
   (void)signal;
   atomic_store(&is_kept, true);
-  while (!atomic_load(&may_go)) usleep(100);
+  for (int i = 0; i < 20000 && !atomic_load(&may_go); i++)
+    usleep(100); /* who waits for it goes on */
   atomic_store(&is_kept, false);
 }
 
@@ -140,6 +141,7 @@ static void give_jobs_beside_one_kept(void *ctx) {
   pthread_kill(of[1], SIGUSR1);
   while (!atomic_load(&is_kept)) usleep(100);
   for (int j = 0; j < 50; j++) omc_parallel_for(100, 1, 2, count_items, counts);
+  CHECK(atomic_load(&is_kept));
   atomic_store(&may_go, true);
   while (atomic_load(&is_kept)) usleep(100);
   for (int j = 0; j < 50; j++) omc_parallel_for(100, 1, 2, count_items, counts);

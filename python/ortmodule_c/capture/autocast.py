@@ -23,7 +23,7 @@ Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None w
 WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run there
 
 _KEY = "AutocastCPU"
-_PYTORCHS = {"aten", "prims", "prim", "higher_order", "ortmodule_c"}  # namespaces; of these it is known what they do
+_PYTORCHS = {"aten", "prims", "prim", "ortmodule_c"}  # namespaces; of these it is known what they do
 _RECURRENT = {op.overloadpacket for op in recurrent.OPS}
 
 

@@ -12,7 +12,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from types import CellType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import NotExportable, NotRunnable
+from ..guards.anatomy import of_cell
 from .autocast_region import around, within
 from .numbers import is_number
 from .reach import among, saved_tensors
@@ -75,7 +76,8 @@ class PythonCall:
         if numbers is None:
             numbers = [v.node.term.value for v in self.numbers]
         given = self._nest.around(tensors, numbers)
-        with _exchange.suspended(), within(self._region), _containers_stay(self.name, given, traced):
+        staying = _containers_stay(self.name, given) if traced else contextlib.nullcontext()
+        with _exchange.suspended(), within(self._region), staying:
             leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*given))
         if not all(isinstance(v, Tensor) for v in leaves):
             for number in self.numbers:
@@ -219,9 +221,9 @@ class _Exchange(threading.local):
 
 
 @contextlib.contextmanager
-def _containers_stay(name: str, given: Any, traced: bool) -> Iterator[None]:
-    """Within it a trace refuses a forward that changes a container that it is given; that is as it was, then."""
-    before = [(v, v.copy()) for v in given if isinstance(v, (list, dict))] if traced else []
+def _containers_stay(name: str, given: Any) -> Iterator[None]:
+    """Refuses a forward within it that changes a container that it is given; that is as it was, then."""
+    before = [(v, v.copy()) for v in given if isinstance(v, (list, dict))]
     yield
     changed = [(v, contents) for v, contents in before if not _is_same(v, contents)]
     for container, contents in changed:
@@ -262,7 +264,7 @@ def _reaches_weights(arguments: Sequence[Any]) -> bool:
         elif isinstance(value, dict):
             waiting += value.values()
         else:
-            waiting += [c.cell_contents for c in getattr(value, "__closure__", None) or () if c != CellType()]
+            waiting += map(of_cell, getattr(value, "__closure__", None) or ())
             waiting.append(getattr(value, "__self__", None))
             with contextlib.suppress(AttributeError):  # not by `getattr`: no guard is to hold all that an object has
                 waiting += object.__getattribute__(value, "__dict__").values()
