@@ -220,10 +220,21 @@ class Kind:
     replays: bool = True
 
 
-def logits_bytes(step: Step) -> float:
-    """Logits, of float32, are read for the loss and for the gradient, which is written."""
-    size = SIZES[step.inputs[0].dtype]
-    return rows_of(step) * step.inputs[1].shape[0] * (4 + 4 + size)
+def logit_bytes(step: Step) -> int:
+    """Of one, which is of what it is computed in but for bf16."""
+    return {"bf16": 2, "f64": 8}.get(step.inputs[0].dtype, 4)
+
+
+def chunks_of_head(step: Step) -> int:
+    """Of rows, by cuda/ops/linear_loss.c."""
+    return math.ceil(rows_of(step) * logit_bytes(step) / 8192)
+
+
+def bytes_of_head(step: Step) -> float:
+    """Logits are read for the loss and for the gradient, which is written; chunks add to the gradient of the weight."""
+    classes, features = step.inputs[1].shape
+    logits = 3 * logit_bytes(step) * rows_of(step) * classes
+    return logits + chunks_of_head(step) * 2 * 4 * classes * features
 
 
 def is_channels_last(step: Step) -> bool:
@@ -250,19 +261,20 @@ def rows_of(step: Step) -> int:
 
 def launches_of_head(step: Step) -> int:
     """For each chunk of rows three products and what is between them."""
-    return 8 * math.ceil(rows_of(step) / 2048)
+    return 8 * chunks_of_head(step)
 
 
 KINDS = (
     Kind("products", r"(Fused)?MatMul", "matrix"),
     Kind("convolutions", r"Conv\w*", "matrix", "", launches_of_convolution, 1.0, copied_bytes, replays=False),
-    Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, apart_bytes=logits_bytes),
+    Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, apart_bytes=bytes_of_head),
     # Of 16 bits, after one that draws what dropout keeps; two kernels of backward make scores and gradients of
     # probabilities: 7 products, of which 5 are counted.
     Kind("attention", r"Attention", "attention", r"attention(_kept)?", launches=lambda _: 2),
     Kind("attention", r"AttentionGrad", "attention", r"attention_[dr]\w+", launches=lambda _: 4, work=7 / 5),
     Kind("PyTorch", r"TorchCall(Grad)?", replays=False),
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
+    Kind("casts of weights", r"Casts", kernels=r"cast_each", launches=lambda s: math.ceil(len(s.inputs) / 128)),
     Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),
     Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=lambda _: 2),
     Kind("picks", r"Gather\w*|Embedding", kernels=r"rows_\w+"),

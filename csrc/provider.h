@@ -99,6 +99,7 @@ typedef struct omc_provider {
   bool (*fusible)(void *ctx, const struct omc_node *node);
   bool reuses_results; /* see omc_reuse_results */
   bool channels_last;  /* see omc_lay_channels_last */
+  bool gathers_casts;  /* see omc_gather_casts */
 
   /* Pooled device memory: freed blocks are kept and handed out again, to be used in `queue`. What
    * was freed is not used by others before `queue` has come to where it was freed. */

@@ -229,6 +229,7 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .fusible = cuda_fusible,
                         .reuses_results = true,
                         .channels_last = true,
+                        .gathers_casts = true,
                         .alloc = cuda_alloc,
                         .free = omc_cuda_free,
                         .memory = omc_cuda_memory,

@@ -35,6 +35,19 @@ static omc_status infer_reduce(omc_node *node) {
   return OMC_OK;
 }
 
+/* Of 16 bits, sums may be kept as numbers of what they are computed in, rounded all the same. */
+static omc_status infer_sum(omc_node *node) {
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
+  OMC_TRY(infer_reduce(node));
+  if (!omc_node_attr(node, "to")) return OMC_OK;
+  const omc_dtype to = omc_node_to_dtype(node, "to");
+  if (to != omc_dtype_acc(dtype) || omc_dtype_size(dtype) != 2 || !omc_dtype_is_float(dtype))
+    OMC_NODE_FAIL(node, EDTYPE, "sums of %s are not kept as %s", omc_dtype_get(dtype)->text,
+                  omc_dtype_get(to)->text);
+  node->out[0]->type.dtype = to;
+  return OMC_OK;
+}
+
 static omc_status infer_mean(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   return infer_reduce(node);
@@ -71,8 +84,8 @@ static omc_status reduction_of(const omc_node *node, reduction *r) {
 static omc_status grad_sum(omc_grad *g) {
   reduction r;
   OMC_TRY(reduction_of(g->node, &r));
-  omc_value *dy = omc_reshape(&g->b, g->grad_out[0], &r.kept);
-  g->grad_in[0] = omc_expand(&g->b, dy, omc_in_shape(g->node, 0));
+  omc_value *dy = omc_cast(&g->b, g->grad_out[0], omc_in(g->node, 0)->type.dtype);
+  g->grad_in[0] = omc_expand(&g->b, omc_reshape(&g->b, dy, &r.kept), omc_in_shape(g->node, 0));
   return g->b.status;
 }
 
@@ -164,7 +177,7 @@ static omc_status grad_prod(omc_grad *g) {
 
 /* ---- records ---- */
 
-OMC_RECORD(ReduceSum, 1, 2, 1, .infer = infer_reduce, .grad = grad_sum)
+OMC_RECORD(ReduceSum, 1, 2, 1, .infer = infer_sum, .grad = grad_sum)
 OMC_RECORD(ReduceMean, 1, 2, 1, .infer = infer_mean, .grad = grad_mean)
 OMC_RECORD(ReduceMax, 1, 2, 1, .infer = infer_extreme, .grad = grad_extreme)
 OMC_RECORD(ReduceMin, 1, 2, 1, .infer = infer_extreme, .grad = grad_extreme)

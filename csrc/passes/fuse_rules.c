@@ -71,23 +71,41 @@ static bool is_norm_read_once(const omc_value *v) {
          v->index == 0 && omc_has_one_use(v);
 }
 
-/* Captures 1: what an elementwise op or a norm computes, viewed before it is cast. Cast before it
- * is viewed, it is fused with that. */
+static bool is_sum_read_once(const omc_value *v) {
+  return v->producer && v->producer->op == OMC_OP_ReduceSum && omc_has_one_use(v);
+}
+
+/* Captures 1: what an elementwise op, a norm or a sum computes, viewed before it is cast. Cast
+ * before it is viewed, it is fused with that. */
 static omc_value *cast_view(omc_match *m) {
   omc_value *x = m->capture[1];
-  if (!is_norm_read_once(x) && !(x->producer && omc_op_get(x->producer->op)->imm)) return NULL;
+  if (!is_norm_read_once(x) && !is_sum_read_once(x) &&
+      !(x->producer && omc_op_get(x->producer->op)->imm))
+    return NULL;
   return omc_reshape(m->b, omc_cast(m->b, x, m->capture[0]->type.dtype),
                      &m->capture[0]->type.shape);
+}
+
+/* The result `y` of a node that stores it as another dtype now. */
+static omc_value *stored_as(omc_match *m, omc_value *y, omc_dtype dtype) {
+  const omc_attr to = omc_attr_int("to", omc_dtype_get(dtype)->onnx);
+  m->b->status = omc_set_attr(m->b->graph, y->producer, to);
+  if (m->b->status == OMC_OK) m->b->status = omc_op_get(y->producer->op)->infer(y->producer);
+  return y;
 }
 
 /* Captures 1: y of a norm of float32, which is rounded as it is stored. */
 static omc_value *cast_norm(omc_match *m) {
   omc_value *y = m->capture[1];
-  if (!is_norm_read_once(y) || !is_narrowed(y->type.dtype, m->capture[0]->type.dtype)) return NULL;
-  const omc_attr to = omc_attr_int("to", omc_dtype_get(m->capture[0]->type.dtype)->onnx);
-  m->b->status = omc_set_attr(m->b->graph, y->producer, to);
-  if (m->b->status == OMC_OK) m->b->status = omc_op_get(y->producer->op)->infer(y->producer);
-  return y;
+  const omc_dtype to = m->capture[0]->type.dtype;
+  return is_norm_read_once(y) && is_narrowed(y->type.dtype, to) ? stored_as(m, y, to) : NULL;
+}
+
+/* Captures 1: a sum of 16 bits, which is widened as it is stored. */
+static omc_value *cast_sum(omc_match *m) {
+  omc_value *y = m->capture[1];
+  const omc_dtype to = m->capture[0]->type.dtype;
+  return is_sum_read_once(y) && is_narrowed(to, y->type.dtype) ? stored_as(m, y, to) : NULL;
 }
 
 /* The gradient of y is widened as it is read. */
@@ -114,6 +132,7 @@ static const omc_rule rules[] = {
     {"cast_view", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2))),
      cast_view},
     {"cast_norm", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_ANY(1)), cast_norm},
+    {"cast_sum", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_NODE(ReduceSum, 1)), cast_sum},
     {"layer_norm_grad_cast", OMC_EXACT, OMC_P_NODE(LayerNormGrad, 0), norm_grad_cast},
     {"rms_norm_grad_cast", OMC_EXACT, OMC_P_NODE(RmsNormGrad, 0), norm_grad_cast},
     {"cast_matmul", OMC_UNROUNDED,

@@ -63,6 +63,10 @@ omc_status omc_fuse(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
  * of. */
 omc_status omc_save_overwritten(omc_graph *g) OMC_MUST_USE;
 
+/* Casts of inputs become one node, where it costs no memory to speak of; see gather_casts.c.
+ * Nothing may come after it that looks for casts. */
+omc_status omc_gather_casts(omc_graph *g) OMC_MUST_USE;
+
 /* Outputs that nobody reads and that their op spares then, such as what only a gradient would read,
  * become left out. */
 void omc_trim(omc_graph *g);

@@ -80,6 +80,7 @@ static omc_status trim_stage(request *r) {
   return OMC_OK;
 }
 static omc_status channels_last_stage(request *r) { return omc_lay_channels_last(r->graph); }
+static omc_status gather_casts_stage(request *r) { return omc_gather_casts(r->graph); }
 static omc_status widen_stage(request *r) { return omc_widen_again(r->graph, omc_provider_host()); }
 /* In as little memory as there can be. */
 static omc_status recompute_stage(request *r) {
@@ -104,6 +105,7 @@ static const struct {
               {"save", save_stage, true},
               {"widen", widen_stage, true},
               {"channels_last", channels_last_stage, true},
+              {"gather_casts", gather_casts_stage, true},
               {"recompute", recompute_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {

@@ -47,6 +47,10 @@ static omc_status recompute(building *b) {
                        b->shared->allocator);
 }
 
+static omc_status gather_casts(building *b) {
+  return b->shared->provider->gathers_casts ? omc_gather_casts(b->graph) : OMC_OK;
+}
+
 static omc_status differentiate(building *b) {
   const omc_signature *s = b->signature;
   return omc_differentiate(b->graph, s->n_backwards, s->out_grads, s->in_grads);
@@ -92,6 +96,7 @@ static const struct stage {
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},
     {"recompute", recompute, true, true, offsetof(omc_session_stats, plan_seconds)},
     {"trim-copies", trim, true, true, offsetof(omc_session_stats, plan_seconds)},
+    {"gather-casts", gather_casts, false, true, offsetof(omc_session_stats, plan_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };
 

@@ -1,8 +1,8 @@
 /* LinearCrossEntropy, a chunk of rows at a time: a product makes their logits, kernels of loss.h
- * the losses and their gradients, in place or as 16 bits beside them, and two more products take
- * these to x and w. Rows whose target is ignored have gradients of 0: nobody waits to know how many
- * there are. Products are of so many classes as suit tensor cores: w has rows of 0 for those that
- * are no classes, whose logits and gradients are 0 too, or NaN in rows that are NaN. */
+ * the losses and, in place, their gradients, and two more products take these to x and w. Rows
+ * whose target is ignored have gradients of 0: nobody waits to know how many there are. Products
+ * are of so many classes as suit tensor cores: w has rows of 0 for those that are no classes, whose
+ * logits and gradients are 0 too, or NaN in rows that are NaN. */
 #include <stdio.h>
 
 #include "base/int.h"
@@ -15,7 +15,7 @@
 
 /* Rows of a chunk are so many that reading and writing the gradient of w costs little beside its
  * product, and logits no fewer than are worth launches. */
-enum { LEAST_ROWS = 2048, LEAST_LOGITS = 1 << 20, ROW_UNIT = 8 };
+enum { COLUMN_BYTES = 8192, LEAST_LOGITS = 1 << 20, ROW_UNIT = 8 };
 
 /* What is launched for so many rows. */
 typedef struct chunk {
@@ -29,13 +29,12 @@ typedef struct chunk {
 
 /* Offsets into the workspace, in bytes. */
 typedef struct layout {
-  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, slopes, x, w, dw, columns,
-      end;
+  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, x, w, dw, columns, end;
 } layout;
 
 typedef struct params {
   omc_linear_loss_form form;
-  omc_dtype stored, wide, dtype; /* of x and w; of logits and results; of operands of products */
+  omc_dtype stored, wide, dtype; /* of x and w; of results; of logits and operands of products */
   int64_t row;                   /* classes of products, and elements from one row to the next */
   int64_t chunks;                /* all but the last of one size */
   bool sums_apart;               /* the gradient of w is summed where there is room for `row` */
@@ -44,21 +43,18 @@ typedef struct params {
   omc_reduce joined;
   omc_cuda_kernel join;
   omc_cuda_grid join_grid;
-  omc_cuda_kernel operand;             /* from `stored` to `dtype` */
-  omc_cuda_kernel widen, widen_weight; /* to `wide`, of what class weights are stored as */
+  omc_cuda_kernel operand; /* from `stored` to `dtype` */
+  omc_cuda_kernel widen;   /* to `wide`, of what class weights are stored as */
   layout at;
 } params;
 
 /* ---- plan time ---- */
 
-/* Whether gradients of logits are of 16 bits, beside them. */
-static bool narrows(const params *p) { return p->dtype != p->wide; }
-
 /* Whether there are rows that are no classes. */
 static bool pads(const params *p) { return p->row != p->form.loss.classes; }
 
-/* Whether w is copied: to be read as another dtype, or with rows of 0. */
-static bool copies_weight(const params *p) { return p->dtype != p->stored || pads(p); }
+/* Whether w and the bias are copied: to be read as another dtype, or with rows of 0. */
+static bool copies_operands(const params *p) { return p->dtype != p->stored || pads(p); }
 
 static const char sum[] = "#define OMC_VERB omc_sum\n";
 
@@ -82,6 +78,7 @@ static omc_status plan_products(omc_cuda_device *device, const omc_node *node, c
   const omc_cuda_product product = {
       .device = device, .dtype = p->dtype, .result = p->wide, .alpha = 1};
   c->logits = c->to_x = c->to_w = product;
+  c->logits.result = p->dtype;
   c->logits.m = rows, c->logits.n = p->row, c->logits.k = k;
   c->logits.a_row = c->logits.b_row = k, c->logits.d_row = p->row;
   c->logits.trans_b = true;
@@ -100,9 +97,9 @@ static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, cons
                              int64_t rows, chunk *c) {
   omc_loss_form form = p->form.loss;
   c->rows = form.outer = rows;
-  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->wide, p->wide, p->row, "CrossEntropy", true,
+  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->dtype, p->wide, p->row, "CrossEntropy", true,
                            &c->loss));
-  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->wide, p->dtype, p->row, "CrossEntropyGrad", true,
+  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->dtype, p->wide, p->row, "CrossEntropyGrad", true,
                            &c->gradient));
   OMC_TRY(plan_columns(device, node, p, c));
   OMC_TRY(omc_cuda_enter(device));
@@ -113,10 +110,8 @@ static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, cons
 
 static omc_status plan_copies(omc_cuda_device *device, const omc_node *node, params *p) {
   const omc_value *weight = omc_in(node, 4);
-  if (copies_weight(p)) OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->dtype, &p->operand));
-  if (omc_in(node, 3)) OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->wide, &p->widen));
-  return weight ? omc_cuda_repeat_of(device, weight->type.dtype, p->wide, &p->widen_weight)
-                : OMC_OK;
+  if (copies_operands(p)) OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->dtype, &p->operand));
+  return weight ? omc_cuda_repeat_of(device, weight->type.dtype, p->wide, &p->widen) : OMC_OK;
 }
 
 /* Sums of columns are those of the chunks' parts, one after another. */
@@ -153,12 +148,11 @@ static layout layout_of(const params *p, int64_t parts) {
   PLACE(total, wide)
   PLACE(top, rows * wide)
   PLACE(log_sum, rows * wide)
-  PLACE(bias, row * wide)
+  PLACE(bias, row * size)
   PLACE(weight, classes * wide)
-  PLACE(logits, rows * row * wide)
-  PLACE(slopes, narrows(p) ? rows * row * size : 0)
+  PLACE(logits, rows * row * size)
   PLACE(x, widens ? rows * k * size : 0)
-  PLACE(w, copies_weight(p) ? row * k * size : 0)
+  PLACE(w, copies_operands(p) ? row * k * size : 0)
   PLACE(dw, p->sums_apart ? row * k * wide : 0)
   PLACE(columns, (size_t)parts * classes * wide)
 #undef PLACE
@@ -172,12 +166,14 @@ static omc_status params_linear_loss(omc_cuda_device *device, const omc_node *no
   OMC_TRY(omc_linear_loss_form_of(node, &p->form));
   p->stored = omc_in(node, 0)->type.dtype;
   p->wide = omc_dtype_acc(p->stored);
-  /* bf16 has the range of the gradients; f16 would lose small ones. */
+  /* bf16 has the range of the gradients, and logits are rounded to it as PyTorch's are; f16 would
+   * lose small gradients. */
   p->dtype = p->stored == OMC_BF16 ? OMC_BF16 : p->wide;
   const int64_t n = p->form.n, classes = p->form.loss.classes;
   p->row = omc_ceil_div(classes, ROW_UNIT) * ROW_UNIT;
   p->sums_apart = pads(p) && omc_out(node, 2);
-  const int64_t most = omc_max(LEAST_ROWS, LEAST_LOGITS / omc_max(classes, 1));
+  const int64_t most =
+      omc_max(COLUMN_BYTES / (int64_t)omc_dtype_size(p->dtype), LEAST_LOGITS / omc_max(classes, 1));
   const int64_t even = omc_ceil_div(n, omc_max(omc_ceil_div(n, most), 1));
   const int64_t rows = omc_max(omc_ceil_div(even, ROW_UNIT) * ROW_UNIT, ROW_UNIT);
   p->chunks = omc_ceil_div(n, rows);
@@ -221,14 +217,10 @@ static omc_status multiply(const job *j, omc_cuda_product *product, const void *
                               j->args->queue);
 }
 
-static void *slopes_of(const job *j) {
-  return place(j, narrows(j->p) ? j->p->at.slopes : j->p->at.logits);
-}
-
 static omc_status gradients_of(job *j, chunk *c, const omc_loss *forward, const void *x,
                                bool first) {
   omc_loss given = c->gradient.given;
-  given.logits = forward->logits, given.dlogits = slopes_of(j);
+  given.logits = given.dlogits = place(j, j->p->at.logits);
   given.target = forward->target, given.weight = forward->weight;
   given.top = forward->top, given.log_sum = forward->log_sum;
   given.total = place(j, j->p->at.total);
@@ -276,40 +268,30 @@ static omc_status zero(void *at, size_t bytes, void *queue) {
   return OMC_OK;
 }
 
-static omc_status copy_weight(job *j) {
+/* An operand of `n` elements for each class. */
+static omc_status copy_operand(const job *j, const void **operand, int64_t n, size_t offset) {
   params *p = j->p;
-  char *const w = place(j, p->at.w);
-  const int64_t cells = p->form.loss.classes * p->form.k;
+  char *const copy = place(j, offset);
+  const int64_t cells = p->form.loss.classes * n;
   const size_t size = omc_dtype_size(p->dtype);
-  OMC_TRY(omc_cuda_repeat(&p->operand, w, j->w, cells, omc_max(cells, 1), j->args->queue));
-  j->w = w;
-  return zero(w + (size_t)cells * size, (size_t)(p->row * p->form.k - cells) * size,
-              j->args->queue);
+  OMC_TRY(omc_cuda_repeat(&p->operand, copy, *operand, cells, omc_max(cells, 1), j->args->queue));
+  *operand = copy;
+  return zero(copy + (size_t)cells * size, (size_t)(p->row * n - cells) * size, j->args->queue);
 }
 
 /* What is read as another dtype than it is stored as, or beyond its end. */
-static omc_status widen_operands(job *j) {
+static omc_status copy_operands(job *j) {
   params *p = j->p;
   const int64_t classes = p->form.loss.classes;
-  void *const queue = j->args->queue;
   if (classes == 0) return OMC_OK;
-  if (j->bias) {
-    char *const bias = place(j, p->at.bias);
-    const size_t wide = omc_dtype_size(p->wide);
-    OMC_TRY(omc_cuda_repeat(&p->widen, bias, j->bias, classes, classes, queue));
-    OMC_TRY(zero(bias + (size_t)classes * wide, (size_t)(p->row - classes) * wide, queue));
-    j->bias = bias;
-  }
   if (j->weight) {
     void *const weight = place(j, p->at.weight);
-    OMC_TRY(omc_cuda_repeat(&p->widen_weight, weight, j->weight, classes, classes, queue));
+    OMC_TRY(omc_cuda_repeat(&p->widen, weight, j->weight, classes, classes, j->args->queue));
     j->weight = weight;
   }
-  if (copies_weight(p)) OMC_TRY(copy_weight(j));
-  /* Kernels write gradients of classes alone. */
-  return j->gradient && narrows(p) && pads(p)
-             ? zero(place(j, p->at.slopes), p->at.x - p->at.slopes, queue)
-             : OMC_OK;
+  if (!copies_operands(p)) return OMC_OK;
+  if (j->bias) OMC_TRY(copy_operand(j, &j->bias, 1, p->at.bias));
+  return copy_operand(j, &j->w, p->form.k, p->at.w);
 }
 
 static omc_status run_chunks(job *j) {
@@ -344,7 +326,7 @@ static omc_status run_linear_loss(const omc_kernel_args *args) {
            .dbias = omc_cuda_out(args, 3)};
   j.loss = place(&j, p->at.loss), j.columns = place(&j, p->at.columns);
   j.gradient = j.dx || j.dw || j.dbias;
-  OMC_TRY(widen_operands(&j));
+  OMC_TRY(copy_operands(&j));
   omc_loss_total sums = {.target = j.target,
                          .weight = j.weight,
                          .rows = j.loss,

@@ -10,7 +10,7 @@
 /* ---- launches ---- */
 
 omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
-                            const omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
+                            const omc_loss_form *form, omc_dtype dtype, omc_dtype weights,
                             int64_t sample, const char *name, bool by_lines, omc_cuda_loss *out) {
   const int64_t rows = form->outer * form->inner;
   char defines[64] = "";
@@ -29,8 +29,8 @@ omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
       by_lines ? omc_cuda_team_of(lines, omc_dtype_size(dtype), false)
                : (omc_cuda_team){"", {omc_ceil_div(rows, OMC_LINE_THREADS), OMC_LINE_THREADS, 0}};
   out->grid = team.grid;
-  if (slopes != dtype)
-    snprintf(defines, sizeof defines, "#define OMC_SLOPES %s\n", omc_cuda_storage(slopes));
+  if (weights != dtype)
+    snprintf(defines, sizeof defines, "#define OMC_WEIGHTS %s\n", omc_cuda_storage(weights));
   return omc_cuda_kernel_of(device, "loss", dtype, defines, name, team.name, &out->kernel);
 }
 

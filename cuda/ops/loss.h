@@ -45,9 +45,9 @@ typedef struct omc_unit_interval {
 
 #ifdef OMC_GPU
 
-/* What gradients of CrossEntropy are stored as. */
-#ifndef OMC_SLOPES
-#define OMC_SLOPES storage_t
+/* What weights of classes are stored as. */
+#ifndef OMC_WEIGHTS
+#define OMC_WEIGHTS storage_t
 #endif
 
 /* The target of a row; -1: it does not count. */
@@ -65,7 +65,7 @@ OMC_INLINE int64_t checked_class_of(const omc_loss &p, int64_t row) {
 }
 
 OMC_INLINE acc_t weight_of(const void *weight, int64_t t) {
-  return weight ? number<acc_t>(((const storage_t *)weight)[t]) : (acc_t)1;
+  return weight ? number<acc_t>(((const OMC_WEIGHTS *)weight)[t]) : (acc_t)1;
 }
 
 OMC_INLINE acc_t logit_of(const omc_loss &p, int64_t row, int64_t t) {
@@ -84,7 +84,7 @@ template <typename Team>
 OMC_INLINE void cross_entropy(const Team &team, const omc_loss &p) {
   const acc_t hard = (acc_t)p.hard, soft = (acc_t)p.soft;
   omc_line<storage_t, Team> x(team, p.logits);
-  omc_line<storage_t, Team, 0> weight(team, p.weight, 0, p.classes);
+  omc_line<OMC_WEIGHTS, Team, 0> weight(team, p.weight, 0, p.classes);
   const omc_peak peak =
       omc_fold<omc_peaks, omc_peak>(team, [&](omc_at at) { return omc_peak{x[at], 1}; }, x);
   const acc_t top = peak.top;
@@ -120,7 +120,7 @@ OMC_INLINE acc_t flow_of(const omc_loss &p, int64_t row) {
 template <typename Team>
 OMC_INLINE void cross_entropy_grad(const Team &team, const omc_loss &p) {
   omc_line<storage_t, Team> x(team, p.logits);
-  omc_line<storage_t, Team, 0> weight(team, p.soft > 0 ? p.weight : nullptr, 0, p.classes);
+  omc_line<OMC_WEIGHTS, Team, 0> weight(team, p.soft > 0 ? p.weight : nullptr, 0, p.classes);
   acc_t weights = (acc_t)p.lines.along.n;
   if (weight.from)
     weights = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return weight[at]; }, weight);
@@ -137,7 +137,7 @@ OMC_INLINE void cross_entropy_grad(const Team &team, const omc_loss &p) {
     hard = flow * pull;
   }
   const bool none = t < 0 && log_sum == log_sum; /* NaN times 0 is not 0 */
-  omc_write_line<OMC_SLOPES>(
+  omc_write_line<storage_t>(
       team, p.dlogits,
       [&](omc_at at) {
         const int64_t c = at.k + at.l;

@@ -14,10 +14,10 @@ typedef struct omc_cuda_loss {
   omc_loss given; /* but for addresses */
 } omc_cuda_loss;
 
-/* Kernel `name` for logits stored as `dtype`, and their gradients as `slopes`, from one sample to
+/* Kernel `name` for logits stored as `dtype`, weights of classes as `weights`, from one sample to
  * the next `sample` elements. A team of threads is for each row if `by_lines`, else a thread. */
 omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
-                            const struct omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
+                            const struct omc_loss_form *form, omc_dtype dtype, omc_dtype weights,
                             int64_t sample, const char *name, bool by_lines,
                             omc_cuda_loss *out) OMC_MUST_USE;
 

@@ -54,7 +54,10 @@ static omc_status lay_out(const omc_node *node, omc_gpu_lines *lines) {
   return OMC_OK;
 }
 
-static const char *verb_of(omc_op_id op) {
+static const char *verb_of(const omc_node *node) {
+  const omc_op_id op = node->op;
+  if (node->out[0]->type.dtype != omc_in(node, 0)->type.dtype)
+    return "#define OMC_VERB omc_sum\n#define OMC_WIDENED\n";
   return op == OMC_OP_ReduceMax    ? "#define OMC_VERB omc_most\n"
          : op == OMC_OP_ReduceMin  ? "#define OMC_VERB omc_least\n"
          : op == OMC_OP_ReduceProd ? "#define OMC_VERB omc_product\n"
@@ -66,7 +69,7 @@ static omc_status params_reduce(omc_cuda_device *device, const omc_node *node, o
   (void)arena;
   params *p = params_;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  const char *const verb = verb_of(node->op);
+  const char *const verb = verb_of(node);
   if (dtype != OMC_I64 && !omc_dtype_is_float(dtype))
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for %s", omc_dtype_get(dtype)->text);
   omc_gpu_lines *lines = &p->given.lines;

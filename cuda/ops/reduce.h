@@ -1,5 +1,6 @@
 /* Reductions along lines, by parts where there are few lines, which are joined by another kernel.
- * OMC_VERB is what joins, OMC_READ what elements are stored as if not as results are. */
+ * OMC_VERB is what joins, OMC_READ what elements are stored as if not as results are. With
+ * OMC_WIDENED results, rounded, are stored as numbers. */
 #ifndef OMC_CUDA_OPS_REDUCE_H
 #define OMC_CUDA_OPS_REDUCE_H
 
@@ -18,6 +19,13 @@ typedef struct omc_reduce {
 #ifndef OMC_READ
 #define OMC_READ storage_t
 #endif
+#ifdef OMC_WIDENED
+typedef acc_t result_t;
+OMC_INLINE result_t result(acc_t y) { return number<acc_t>(element<storage_t>(y)); }
+#else
+typedef storage_t result_t;
+OMC_INLINE result_t result(acc_t y) { return element<storage_t>(y); }
+#endif
 
 template <typename E, typename Team>
 OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
@@ -28,8 +36,8 @@ OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
     if (p.lines.parts > 1)
       ((acc_t *)p.partial)[team.part * p.lines.kept.n + line] = all.of[l];
     else
-      ((storage_t *)p.y)[line] =
-          element<storage_t>(p.mean ? (vacc_t(all.of[l]) / vacc_t((acc_t)p.count)).x : all.of[l]);
+      ((result_t *)p.y)[line] =
+          result(p.mean ? (vacc_t(all.of[l]) / vacc_t((acc_t)p.count)).x : all.of[l]);
   });
 }
 

@@ -442,6 +442,7 @@ static void fill_table(void) {
                             .alignment = ALIGNMENT,
                             .prepare = device_prepare,
                             .fusible = host->fusible,
+                            .gathers_casts = true,
                             .alloc = device_alloc,
                             .free = device_free,
                             .memory = device_memory,

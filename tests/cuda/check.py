@@ -16,7 +16,9 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
@@ -267,6 +270,7 @@ def by_clang(path: Path, architecture: str) -> Said:
     return against, of_clang(said)
 
 
+@functools.cache  # in each process
 def compilers_for(architecture: str) -> list[Callable[[Path, str], Said]]:
     """Those that are here."""
     if not architecture.startswith("sm_"):
@@ -295,18 +299,19 @@ def found_in(path: Path, kernels: Numbers, architecture: str) -> str:
     return "a stack frame" if not has_table and any(numbers["stack"] for numbers in kernels.values()) else ""
 
 
-def compiled(path: Path, architecture: str, compilers: list[Callable[[Path, str], Said]]) -> Said:
-    """What any compiler says against a source, and the numbers of the first."""
-    said = [compiler(path, architecture) for compiler in compilers]
+def compiled(path: Path, architecture: str, most: int | None) -> Said:
+    """What any compiler, of the first so many, says against a source, and the numbers of the first."""
+    said = [compiler(path, architecture) for compiler in compilers_for(architecture)[:most]]
     return "".join(against for against, _ in said), said[0][1]
 
 
-def checked(
-    paths: list[Path], compilers: dict[str, list[Callable[[Path, str], Said]]]
-) -> Iterator[tuple[Path, str, Said]]:
-    for architecture, those in compilers.items():
-        for path in paths:
-            yield path, architecture, compiled(path, architecture, those)
+def checked(paths: list[Path], architectures: list[str], most: int | None) -> Iterator[tuple[Path, str, Said]]:
+    """On all cores, in that order."""
+    jobs = [(path, architecture) for architecture in architectures for path in paths]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(compiled, *zip(*jobs, strict=True), itertools.repeat(most), chunksize=8)
+        for (path, architecture), said in zip(jobs, found, strict=False):
+            yield path, architecture, said
 
 
 def main() -> None:
@@ -320,14 +325,14 @@ def main() -> None:
         write_sources(a.write)
         return
     most = 1 if a.found else None
-    compilers = {architecture: compilers_for(architecture)[:most] for architecture in a.architectures}
-    for architecture in [name for name, those in compilers.items() if not those]:
+    architectures = list(a.architectures)
+    for architecture in [name for name in architectures if not compilers_for(name)]:
         lacks = "nvidia-cuda-nvrtc and nvcc" if architecture.startswith("sm_") else CLANG
         if not a.found:
             raise SystemExit(f"no compiler for {architecture}: {lacks} are not installed")
         print(f"device code is not compiled for {architecture}: there is no {lacks}")
-        del compilers[architecture]
-    if not compilers:
+        architectures.remove(architecture)
+    if not architectures:
         return
     table = Table("of", "kernel", "for", "registers", "spilled, B", "stack, B", "shared, B")
     failures = n_kernels = 0
@@ -337,7 +342,7 @@ def main() -> None:
             write_sources_of_models(folder)
         write_others(folder)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
-        for path, architecture, (said, kernels) in checked(paths, compilers):
+        for path, architecture, (said, kernels) in checked(paths, architectures, most):
             n_kernels += len(kernels)
             for kernel, numbers in kernels.items():
                 table.add_row(ops_of(path), kernel, architecture, *(str(numbers[k]) for k in OF_PTXAS))
@@ -346,7 +351,7 @@ def main() -> None:
                 print(f"{path.read_text()}\n{architecture}: {failure}", file=sys.stderr)
     if not a.found:
         Console(width=120).print(table)
-    print(f"{len(paths)} sources, {n_kernels} kernels for {' '.join(compilers)}, {failures} failures")
+    print(f"{len(paths)} sources, {n_kernels} kernels for {' '.join(architectures)}, {failures} failures")
     raise SystemExit(failures != 0)
 
 

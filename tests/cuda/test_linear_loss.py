@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from emulated_gpu import Gpu
 from torch import Tensor, inf
+from torch.nn import functional as F
 
 from case import type_text
 
@@ -46,14 +49,26 @@ def run(gpu: Gpu, inputs: list[Tensor | None], attributes: str = "") -> list[Ten
     return gpu.forward(graph(inputs, attributes), [t for t in inputs if t is not None], outputs=4)
 
 
-def assert_as_on_the_cpu(gpu: Gpu, inputs: list[Tensor | None], attributes: str = "") -> None:
-    """Within rounding of sums, and of gradients of logits where products are of bf16."""
+def of_rounded_logits(inputs: list[Tensor | None], how: dict[str, Any]) -> list[Tensor]:
+    """Loss and gradients in PyTorch of operands of bf16: logits and their gradients are rounded to it."""
+    x, w, t, bias, weight = inputs
+    leaves = [a if a is None else a.float().requires_grad_() for a in (x, w, bias)]
+    logits = F.linear(*leaves).bfloat16().float()
+    loss = F.cross_entropy(logits, t, weight if weight is None else weight.float(), **how)
+    gradients = torch.autograd.grad(loss, [a for a in leaves if a is not None])
+    return [loss.detach(), *gradients]
+
+
+def assert_right(gpu: Gpu, inputs: list[Tensor | None], **how: Any) -> None:
+    """Within rounding of sums; beside the CPU, or PyTorch where logits are of bf16."""
+    attributes = ", ".join(f'{name}="{v}"' if isinstance(v, str) else f"{name}={v}" for name, v in how.items())
     text, given = graph(inputs, attributes), [t for t in inputs if t is not None]
-    wanted = gpu.on_the_cpu(text, given, outputs=4)
-    for got, want in zip(gpu.forward(text, given, outputs=4), wanted, strict=True):
+    rounded = given[0].dtype == torch.bfloat16
+    wanted = of_rounded_logits(inputs, how) if rounded else gpu.on_the_cpu(text, given, outputs=4)
+    for got, want in zip(gpu.forward(text, given, outputs=4), wanted, strict=not rounded):
         tolerance = TOLERANCE[given[0].dtype]
         scale = want.abs().max().item() if want.numel() and want.isfinite().all() else 0
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+        torch.testing.assert_close(got.to(want.dtype), want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -66,20 +81,20 @@ def test_loss_and_gradients_in_every_dtype(
     inputs = operands(*sizes, dtype, biased, weighted)
     if sizes[2] == 1:
         inputs[2].zero_()
-    for attributes in ("", 'reduction="sum", ignore_index=1, label_smoothing=0.25'):
-        assert_as_on_the_cpu(gpu, inputs, attributes)
+    assert_right(gpu, inputs)
+    assert_right(gpu, inputs, reduction="sum", ignore_index=1, label_smoothing=0.25)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_chunks_are_those_of_one_loss(gpu: Gpu, dtype: torch.dtype) -> None:
-    assert_as_on_the_cpu(gpu, operands(*CHUNKED, dtype), "ignore_index=1, label_smoothing=0.1")
+    assert_right(gpu, operands(2 * CHUNKED[0], *CHUNKED[1:], dtype), ignore_index=1, label_smoothing=0.1)
 
 
 def test_chunks_are_pytorchs_and_sums_have_one_order(gpu: Gpu) -> None:
     x, w, t, bias, weight = operands(*CHUNKED)
     leaves = [a.double().requires_grad_() for a in (x, w, bias)]
-    logits = torch.nn.functional.linear(*leaves)
-    loss = torch.nn.functional.cross_entropy(logits, t, weight.double(), ignore_index=1, label_smoothing=0.1)
+    logits = F.linear(*leaves)
+    loss = F.cross_entropy(logits, t, weight.double(), ignore_index=1, label_smoothing=0.1)
     loss.backward()
     got, again = (run(gpu, [x, w, t, bias, weight], "ignore_index=1, label_smoothing=0.1") for _ in range(2))
     for a, b, want in zip(got, again, [loss.detach(), *(leaf.grad for leaf in leaves)], strict=True):
@@ -109,7 +124,7 @@ def test_what_is_not_finite_is_pytorchs(gpu: Gpu, ignored: int) -> None:
     x[2, 1], t[2] = inf, 2
     loss, dx, dw, _ = run(gpu, [x, w, t], f"ignore_index={ignored}")
     leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
-    want = torch.nn.functional.cross_entropy(leaves[0] @ leaves[1].T, t, ignore_index=ignored)
+    want = F.cross_entropy(leaves[0] @ leaves[1].T, t, ignore_index=ignored)
     want.backward()
     torch.testing.assert_close([loss, dx, dw], [want.detach(), *(leaf.grad for leaf in leaves)], equal_nan=True)
 
@@ -122,7 +137,7 @@ def test_a_class_may_be_impossible(gpu: Gpu, classes: int, dtype: torch.dtype) -
     inputs[2][inputs[2] == 0] = 1
     inputs[3][0] = -inf
     assert all(t.isfinite().all() for t in run(gpu, inputs))
-    assert_as_on_the_cpu(gpu, inputs)
+    assert_right(gpu, inputs)
 
 
 @pytest.mark.at_once
@@ -152,7 +167,7 @@ def test_a_large_head_is_rewritten_and_trained(gpu: Gpu) -> None:
     outputs, run = plan.forward(given, 0)
     gradients = plan.backward(run, given, outputs, [gpu.put(torch.tensor(2.0))])
     leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
-    want = torch.nn.functional.cross_entropy(leaves[0] @ leaves[1].T, t)
+    want = F.cross_entropy(leaves[0] @ leaves[1].T, t)
     (2 * want).backward()
     torch.testing.assert_close(gpu.get(outputs[0]), want.detach())
     for got, leaf in zip(gradients, leaves, strict=False):

@@ -10,6 +10,7 @@ from emulated_gpu import Gpu
 from torch import Tensor
 
 from case import DTYPE_TEXT
+from cases_elementwise import ONNX_CODE
 
 SIZES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)  # of 1, 2, 4, 8 bytes
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -115,6 +116,19 @@ def test_parts_are_taken_apart_by_few_launches(gpu: Gpu, dtype: torch.dtype, axi
     for got, want in zip(gpu.forward(text, [x], outputs=len(lengths)), x.split(lengths, axis), strict=True):
         assert torch.equal(got, want)
     assert gpu.counted().launches == before + 1
+
+
+@pytest.mark.parametrize(("source", "to"), [(torch.float32, torch.bfloat16), (torch.float16, torch.float32)], ids=str)
+def test_casts_of_many_tensors_are_few_launches(gpu: Gpu, source: torch.dtype, to: torch.dtype) -> None:
+    """Of none, of some, of parts of a block, of several blocks; 128 have room in a launch."""
+    tensors = [numbers(997 * i % 5000, dtype=source, seed=i) for i in range(130)]
+    names = [", ".join(f"%{letter}{i}" for i in range(130)) for letter in "xy"]
+    inputs = [f"input %x{i} : {DTYPE_TEXT[source]}[{len(t)}]" for i, t in enumerate(tensors)]
+    cast = f"{names[1]} = Casts({names[0]}) {{to={ONNX_CODE[to]}}}"
+    before = gpu.counted().launches
+    found = gpu.forward("\n".join([*inputs, cast, f"return {names[1]}\n"]), tensors, outputs=130)
+    assert all(map(torch.equal, found, (t.to(to) for t in tensors)))
+    assert gpu.counted().launches == before + 2
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -220,3 +220,9 @@ def test_files_of_one_name_are_of_one_family() -> None:
     for provider in PROVIDERS:
         own = {p.stem for p in (CSRC / provider / "ops").glob("*.[ch]")}
         assert not own & {p.stem for p in others}
+
+
+def test_functions_that_device_code_computes_with_are_named_for_amd_too() -> None:
+    called = {name for p in CUDA.rglob("*.h") for name in re.findall(r"OMC_R\((\w+)\)", p.read_text())}
+    named = re.findall(r"OMC_HIP_(?:BUILTIN|LIBRARY|OF_ONE)\((\w+)", (CUDA / "gpu" / "hip.h").read_text())
+    assert called - {"f"} <= {*named}

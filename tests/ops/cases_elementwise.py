@@ -282,8 +282,17 @@ def cast(t: Tensor, to: torch.dtype) -> Case:
     return Case("Cast", [t], lambda a: a.to(to), {"to": ONNX_CODE[to]}, grads=grads)
 
 
+def casts(*inputs: Tensor, to: torch.dtype) -> Case:
+    """Of several tensors by one node."""
+    grads = None if inputs[0].dtype != F64 and to.is_floating_point else []
+    attrs = {"to": ONNX_CODE[to]}
+    return Case("Casts", inputs, lambda *ts: [t.to(to) for t in ts], attrs, outputs=len(inputs), grads=grads)
+
+
 SMALL = tensor([0.0, -0.0, 1.0, -1.0, 2.75, -2.75, 100.0, 0.3])
 CASES += [
     cast(SMALL.to(a), b) for a in (torch.float32, F64, I64, I32, BOOL) for b in (torch.float32, F64, I64, I32, BOOL)
 ]
 CASES += [cast(x(70, 130), to) for to in (I64, BOOL, F64)]
+CASES += [casts(x(3, 1700), x(), x(0, 4), x(1), x(9, 11), to=to) for to in (F64, I32)]
+CASES += [casts(x(5, 7, dtype=dtype), x(4099, dtype=dtype), to=torch.float32) for dtype in (F64, I64)]

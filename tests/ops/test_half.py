@@ -59,6 +59,15 @@ def test_narrowing_rounds_to_nearest_even(half: torch.dtype, wide: torch.dtype) 
 
 
 @pytest.mark.parametrize("half", HALVES)
+def test_several_tensors_are_narrowed_as_one_is(half: torch.dtype) -> None:
+    """Of none, of some, of more than a block, with what is at the edges of the dtype."""
+    xs = [torch.randn(5000), EDGES, torch.empty(0, 3), torch.randn(()), torch.randn(7, 11)]
+    got = run(f"Casts({', '.join(f'%x{i}' for i in range(len(xs)))}) {{to={ONNX_CODE[half]}}}", *xs, outputs=len(xs))
+    for y, x in zip(got, xs, strict=True):
+        assert torch.equal(y.nan_to_num(nan=123.0), x.to(half).nan_to_num(nan=123.0))
+
+
+@pytest.mark.parametrize("half", HALVES)
 def test_ops_compute_in_float32(half: torch.dtype) -> None:
     a, b = torch.randn(40, 33).to(half), torch.randn(33).to(half)
     assert torch.equal(run("Mul(%x0, %x1)", a, b)[0], a * b)

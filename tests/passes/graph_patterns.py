@@ -383,6 +383,13 @@ def norm_cast(d: Draw) -> Value:
     return d.pair("Mul", z, d.cast(y, z.dtype)) if d.chance(0.1) else z
 
 
+def sum_cast(d: Draw) -> Value:
+    x = d.input(d.rng.choice(("bf16", "bf16", "f16", *FLOATS)), d.shape(d.rng.randint(1, 3)))
+    y = d.node("ReduceSum", [x], x.dtype, (1,) * len(x.shape))
+    z = d.cast(y, d.rng.choice(("f32", "f32", *FLOATS)))
+    return d.pair("Mul", z, d.cast(y, z.dtype)) if d.chance(0.1) else z
+
+
 def norm_grad(d: Draw, op: str, statistics: int) -> Value:
     """The gradient of a norm's x, of a gradient of y that is widened, and maybe viewed, before it is read."""
     dtype, shape = d.rng.choice(("f32", "f32", "f64")), d.shape(d.rng.randint(1, 3))
@@ -561,6 +568,7 @@ PATTERNS: dict[str, Pattern] = {
     "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
     "cast_view": cast_view,
     "cast_norm": norm_cast,
+    "cast_sum": sum_cast,
     "layer_norm_grad_cast": lambda d: norm_grad(d, "LayerNormGrad", 2),
     "rms_norm_grad_cast": lambda d: norm_grad(d, "RmsNormGrad", 1),
     "cast_matmul": product_cast,

@@ -64,13 +64,13 @@ def axes_of(x: Tensor, axes: Tensor | None) -> list[int]:
 
 
 def reduction(f: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    def reduce(x: Tensor, axes: Tensor | None = None, keepdims: int = 1) -> Tensor:
+    def reduce(x: Tensor, axes: Tensor | None = None, keepdims: int = 1, to: int | None = None) -> Tensor:
         dims = sorted((a % x.dim() for a in axes_of(x, axes)), reverse=True)
         for d in dims:
             x = f(x, d)
         for d in sorted(dims) if keepdims else ():
             x = x.unsqueeze(d)
-        return x
+        return x if to is None else x.to(ONNX_DTYPES[to])
 
     return reduce
 

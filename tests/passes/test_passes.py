@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ortmodule_c import _C
 
+pytestmark = pytest.mark.whole
+
 HERE = Path(__file__).parent
 RULES = sorted((HERE / "rules").glob("*.txt"))
 STAGES = sorted((HERE / "stages").glob("*.txt"))

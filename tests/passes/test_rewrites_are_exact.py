@@ -29,6 +29,7 @@ AFTER_DIFFERENTIATION = {
     "matmul_cast",
     "fused_matmul_cast",
     "cast_norm",
+    "cast_sum",
     "layer_norm_grad_cast",
     "rms_norm_grad_cast",
     "cast_matmul",

@@ -1,6 +1,8 @@
-/* Cast as a block function. */
+/* Cast as a block function, and Casts. */
+#include "base/int.h"
 #include "cpu/convert.h"
 #include "cpu/ops/block.h"
+#include "cpu/parallel.h"
 
 #ifdef OMC_VARIANT
 #if OMC_STORES_ACC
@@ -59,5 +61,42 @@ OMC_EW_KERNEL(Cast, blk) {
 #else
 
 OMC_EW_TABLE(Cast, ANY)
+
+typedef struct casting {
+  const omc_convert *convert;
+  omc_dtype from, to;
+  const char *x;
+  char *y;
+  int64_t n;
+} casting;
+
+/* Units are blocks of elements. */
+static void cast_blocks(omc_range range, void *ctx) {
+  const casting *c = ctx;
+  _Alignas(64) char numbers[OMC_EW_BLOCK * sizeof(int64_t)];
+  for (int64_t u = range.begin; u < range.end; u++) {
+    const int64_t at = u * OMC_EW_BLOCK, n = omc_min(c->n - at, OMC_EW_BLOCK);
+    c->convert->load[c->from](c->x + at * (int64_t)omc_dtype_size(c->from), numbers, n);
+    c->convert->store[c->to](numbers, c->y + at * (int64_t)omc_dtype_size(c->to), n);
+  }
+}
+
+OMC_KERNEL_ANY(Casts, args) {
+  const omc_dtype from = args->in[0].type->dtype, to = args->out[0].type->dtype;
+  const omc_convert *convert = omc_convert_pick(omc_dtype_acc(from));
+  for (uint32_t i = 0; i < args->n_in; i++) {
+    casting c = {convert,
+                 from,
+                 to,
+                 args->in[i].data,
+                 args->out[i].data,
+                 omc_shape_numel(&args->in[i].type->shape)};
+    omc_parallel_for(omc_ceil_div(c.n, OMC_EW_BLOCK), omc_grain(OMC_GRAIN_ELEMENTS, OMC_EW_BLOCK),
+                     args->threads, cast_blocks, &c);
+  }
+  return OMC_OK;
+}
+
+OMC_CPU_OP(Casts, Casts)
 
 #endif

@@ -22,6 +22,7 @@ typedef struct reduce_params {
   group_list kept, reduced; /* but for the innermost group */
   bool by_rows;             /* the innermost group is reduced */
   bool mean;                /* results are divided by `count` */
+  bool widens;              /* results, rounded, are stored as numbers */
   int64_t inner;            /* elements of the innermost group */
   int64_t outer;            /* products of the kept groups but for the innermost */
   int64_t total;            /* positions reduced: elements if by_rows, else rows of `inner` */
@@ -124,7 +125,7 @@ typedef struct reduce_job {
   const reduce_params *p;
   const verb_fns *fns;
   const storage_t *x;
-  storage_t *out;
+  void *out;
   acc_t *partial; /* parts x results; NULL if there is one part */
 } reduce_job;
 
@@ -179,14 +180,19 @@ static void reduce_columns(const reduce_job *j, const storage_t *x, int64_t n, i
   }
 }
 
+static void store_result(const reduce_job *j, int64_t at, acc_t acc) {
+  storage_t stored, *const out = j->p->widens ? &stored : (storage_t *)j->out + at;
+  st(out, j->p->mean ? acc / (acc_t)j->p->count : acc);
+  if (j->p->widens) ((acc_t *)j->out)[at] = ld(out);
+}
+
 static void store(const reduce_job *j, int64_t part, int64_t at, const acc_t *acc, int64_t n) {
   const reduce_params *p = j->p;
   if (j->partial) {
     const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
     memcpy(j->partial + part * results + at, acc, (size_t)n * sizeof *acc);
   } else {
-    for (int64_t k = 0; k < n; k++)
-      st(j->out + at + k, p->mean ? acc[k] / (acc_t)p->count : acc[k]);
+    for (int64_t k = 0; k < n; k++) store_result(j, at + k, acc[k]);
   }
 }
 
@@ -245,7 +251,7 @@ static void join_parts(omc_range range, void *ctx) {
     acc_t acc = j->partial[i];
     for (int64_t part = 1; part < p->parts; part++)
       acc = join(j->fns->v, acc, j->partial[part * results + i]);
-    st(j->out + i, p->mean ? acc / (acc_t)p->count : acc);
+    store_result(j, i, acc);
   }
 }
 
@@ -321,6 +327,7 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   bool reduced[OMC_MAX_RANK], is_reduced[OMC_MAX_RANK] = {true};
   OMC_TRY(omc_reduced_axes(node, reduced));
   p->mean = node->op == OMC_OP_ReduceMean;
+  p->widens = node->out[0]->type.dtype != omc_in(node, 0)->type.dtype;
   p->parts = 1;
   if (omc_shape_numel(&omc_in(node, 0)->type.shape) == 0) {
     p->by_rows = true; /* all of them empty */

@@ -1,4 +1,4 @@
-"""Norms of float32 whose y, or its gradient, is of 16 bits: the same bits as with casts of their own beside them."""
+"""What is stored as another dtype than it is computed of: the same bits as with casts of its own beside it."""
 
 from __future__ import annotations
 
@@ -78,6 +78,32 @@ def test_a_gradient_of_y_is_widened_as_it_is_read(
     one = run([f"{outputs} = {op}(%dy, %x, {gamma}, {kept})"], outputs, inputs)
     nodes = ["%w = Cast(%dy) {to=1}", f"{outputs} = {op}(%w, %x, {gamma}, {kept})"]
     assert_same_bits(one, run(nodes, outputs, inputs))
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((9, 5), [1]), ((9, 5), [0]), ((3, 40000), [1]), ((40000, 3), [0]), ((4, 6, 70), [0, 2]), ((300, 300), [0, 1]),
+     ((0, 3), [0]), ((3, 0), [0]), ((1, 1), [0])],
+    ids=str,
+)  # fmt: skip
+def test_a_sum_is_widened_as_it_is_stored(
+    shape: tuple[int, ...], axes: list[int], keepdims: int, half: torch.dtype
+) -> None:
+    """In parts and whole, by rows and by columns, and where it is more than half precision holds."""
+    x = numbers(*shape).to(half)
+    x[:1] *= 20000
+    given = f"const %axes : i64[{len(axes)}] = {axes}"
+    one = run([given, f"%y = ReduceSum(%x, %axes) {{keepdims={keepdims}, to=1}}"], "%y", {"x": x})
+    nodes = [given, f"%s = ReduceSum(%x, %axes) {{keepdims={keepdims}}}", "%y = Cast(%s) {to=1}"]
+    assert_same_bits(one, run(nodes, "%y", {"x": x}))
+
+
+@pytest.mark.parametrize(("x", "to"), [("f32", 16), ("f32", 1), ("f64", 1), ("i64", 1), ("bf16", 11), ("f16", 16)])
+def test_sums_of_other_dtypes_are_refused(x: str, to: int) -> None:
+    with pytest.raises(TypeError, match=rf"sums of {x} are not kept as"):
+        _C.transform(f"input %x : {x}[2,3]\n%y = ReduceSum(%x) {{to={to}}}\nreturn %y\n", "specialize")
 
 
 @pytest.mark.parametrize(("x", "to"), [("f64", 16), ("bf16", 10), ("f32", 11), ("f16", 1)])
