@@ -15,11 +15,13 @@ enum { WHAT_BYTES = 80 };
 typedef struct block {
   struct block *next;
   void *at, *queue;
+  size_t bytes;
 } block;
 
 OMC_PROCESS_LOCK(mutex) /* of what follows; a forked child drops what it has of blocks, too */
 static block *blocks;
 static block *kept[OMC_CUDA_DEVICES]; /* freed, until the device has been waited for */
+static size_t kept_bytes[OMC_CUDA_DEVICES];
 static omc_memory_stats stats[OMC_CUDA_DEVICES];
 static struct {
   void *queue;
@@ -76,7 +78,7 @@ omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
     OMC_FAIL(ENOMEM, "no memory for a block's record");
   }
   pthread_mutex_lock(&mutex);
-  *b = (block){blocks, *out, queue};
+  *b = (block){blocks, *out, queue, bytes};
   blocks = b;
   s->used_bytes += bytes;
   if (s->used_bytes > s->peak_bytes) s->peak_bytes = s->used_bytes;
@@ -106,6 +108,7 @@ static void keep(const omc_cuda_device *d, block *list) {
     next = list->next;
     list->next = kept[d->ordinal];
     kept[d->ordinal] = list;
+    kept_bytes[d->ordinal] += list->bytes;
   }
   pthread_mutex_unlock(&mutex);
 }
@@ -164,17 +167,17 @@ void omc_cuda_free_used(const omc_cuda_device *d, void *ptr, size_t bytes) {
   if (entered == OMC_OK) omc_cuda_leave(d);
 }
 
-bool omc_cuda_keeps(const omc_cuda_device *d) {
+size_t omc_cuda_keeps(const omc_cuda_device *d) {
   pthread_mutex_lock(&mutex);
-  const bool any = kept[d->ordinal];
+  const size_t bytes = kept_bytes[d->ordinal];
   pthread_mutex_unlock(&mutex);
-  return any;
+  return bytes;
 }
 
 omc_status omc_cuda_finish(const omc_cuda_device *d) {
   pthread_mutex_lock(&mutex);
   block *list = kept[d->ordinal];
-  kept[d->ordinal] = NULL;
+  kept[d->ordinal] = NULL, kept_bytes[d->ordinal] = 0;
   pthread_mutex_unlock(&mutex);
   const omc_status status = omc_cuda_wait();
   if (status == OMC_OK)

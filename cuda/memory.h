@@ -16,7 +16,7 @@ void omc_cuda_use(const omc_cuda_device *device, void *queue);
 /* Frees what such work may read. Waits for nothing, nor does omc_cuda_free: what would have to, as
  * where streams are captured, is kept until the device is waited for. */
 void omc_cuda_free_used(const omc_cuda_device *device, void *ptr, size_t bytes);
-bool omc_cuda_keeps(const omc_cuda_device *device); /* whether there is such memory */
+size_t omc_cuda_keeps(const omc_cuda_device *device); /* bytes of such memory */
 
 /* Waits for all streams and gives back what was kept until then. With the device's context entered.
  */

@@ -11,7 +11,7 @@
 #include "cuda/replay.h"
 #include "ops/op.h"
 
-enum { KDLCUDA = 2, ALIGNMENT = 256 };
+enum { KDLCUDA = 2, ALIGNMENT = 256, MUCH_KEPT = 64 << 20 /* bytes, worth a wait */ };
 
 /* Ops that have a kernel. */
 #pragma GCC visibility push(hidden)
@@ -73,6 +73,14 @@ static void cuda_trim(void *ctx) { (void)ctx; }
 /* Of an empty constant there is a byte. */
 static size_t room_of(size_t bytes) { return bytes ? bytes : 1; }
 
+/* A wait for the whole device ends captures of others' and is refused while there is one: it is for
+ * much memory alone, which may be given back later. */
+static omc_status give_back(const omc_cuda_device *d) {
+  if (omc_cuda_keeps(d) < MUCH_KEPT) return OMC_OK;
+  const omc_status status = omc_cuda_finish(d);
+  return status == OMC_EDEVICE ? status : OMC_OK;
+}
+
 /* Whoever had the memory before may still be using it, in the stream that it is for. All streams
  * may read it afterwards, and the host's memory may be another's: so the copy is waited for, which
  * within a capture it cannot be. */
@@ -85,7 +93,7 @@ static omc_status fill(const omc_cuda_device *d, void *at, const void *host, siz
              "a constant of %zu bytes cannot be uploaded while a CUDA graph is captured: "
              "let the module run once before, with the same shapes",
              bytes);
-  if (omc_cuda_keeps(d)) OMC_TRY(omc_cuda_finish(d));
+  OMC_TRY(give_back(d));
   if (bytes == 0) return OMC_OK;
   OMC_CUDA_TRY(cuMemcpyHtoDAsync_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes, queue);
   OMC_CUDA_TRY(cuStreamSynchronize, queue);

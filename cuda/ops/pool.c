@@ -39,9 +39,10 @@ static omc_pool_axis axis_of(const omc_pool_form *f, int32_t i) {
                          .by_kernel = omc_gpu_divisor_of(f->kernel[i])};
 }
 
-/* Whether 32 bits hold all elements, and what is computed of places along each axis. */
+/* Whether 32 bits hold all elements, a number for each thread of the last block too, and what is
+ * computed of places along each axis. */
 static bool is_narrow(const omc_pool_form *f) {
-  const double most = (double)omc_cuda_narrow() - 1,
+  const double most = (double)omc_cuda_narrow() - THREADS,
                planes = (double)f->planes * (double)f->channels;
   bool narrow =
       planes * (double)product_of(f->in) < most && planes * (double)product_of(f->out) < most;

@@ -230,7 +230,7 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
     inputs, dy = [random(2, 3, 6, 5), random(4, 3, 3, 2, seed=1), random(4, seed=2)], random(2, 4, 4, 4, seed=3)
     text = graph("Conv", inputs)
     want = step(gpu, text, inputs, dy)
-    before = gpu.counted().allocated_bytes
+    before = gpu.used_bytes()
     for n in range(100):
         gpu.fail(n, name, error)
         try:
@@ -245,7 +245,7 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
         assert gpu.tensors() == 0
         assert all(map(torch.equal, step(gpu, text, inputs, dy), want)), n
     assert 0 < n < 100
-    assert gpu.counted().allocated_bytes == before
+    assert gpu.used_bytes() == before
 
 
 def test_a_step_that_comes_again_is_not_captured(gpu: Gpu) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -29,6 +30,9 @@ def doubling(rows: int, times: float = 2.0) -> str:
 def test_memory_that_has_run_out_is_pytorchs_error_and_a_smaller_step_works(gpu: Gpu) -> None:
     (plan, given), (less, of_less) = (gpu.plan(doubling(n), [torch.ones(n, 37)]) for n in (4001, 5))
     gpu.get(less.forward(of_less, 0)[0][0])
+    gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
+    with contextlib.suppress(torch.OutOfMemoryError):
+        gpu.put(torch.ones(4001, 43))  # what is kept of other plans makes room once
     gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
     with pytest.raises(torch.OutOfMemoryError, match=r"\d+ bytes on GPU 0 failed in PyTorch: CUDA out of memory"):
         plan.forward(given, 0)

@@ -21,7 +21,7 @@ import torch
 from emulated_gpu import Gpu
 from torch import Tensor
 
-OUT_OF_MEMORY, LAUNCH_FAILED, CAPTURE_INVALIDATED = 2, 719, 901
+OUT_OF_MEMORY, LAUNCH_FAILED, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 2, 719, 900, 901
 MOST_KEPT = 8
 DROPPING = """\
 input %x : f32[5,37] grad
@@ -371,6 +371,43 @@ def test_a_capture_of_the_users_goes_on_where_plans_are_dropped(gpu: Gpu) -> Non
         del again
 
 
+def test_a_capture_of_the_users_goes_on_where_another_stream_is_given_constants(gpu: Gpu) -> None:
+    """Also while memory is kept that streams may still read."""
+    (plan, given), side = gpu.plan(ADDING, [torch.ones(600)]), gpu.stream()
+    repeat(gpu, plan, given)
+    gpu.use(side)
+    plan.forward(given, 0)
+    gpu.use(0)
+    with captured(gpu) as graph:
+        del plan
+        gpu.use(0)
+        (y,) = gpu.forward(ADDING, [torch.ones(600)])
+    assert torch.equal(y, torch.arange(600.0) + 1)
+    with gpu.entered():
+        gpu.driver.cuGraphExecDestroy(graph)
+
+
+def test_much_that_is_kept_is_given_back_once_the_device_may_be_waited_for(gpu: Gpu) -> None:
+    n, side = 1 << 24, gpu.stream()
+    ids = [gpu.put(torch.tensor([1, n - 1, 0]))]
+    text = f"input %i : i64[3]\nconst %c : f32[{n}] = @\n%y = Gather(%c, %i) {{axis=0}}\nreturn %y\n"
+    plan = gpu.core.Session(text, {"c": torch.arange(float(n))}, provider="gpu").plan(ids, [False], [False])
+    for stream in (side, 0):
+        gpu.use(stream)
+        (y,), _ = plan.forward(ids, 0)
+        gpu.wait(stream)
+    assert gpu.get(y).tolist() == [1, n - 1, 0]
+    del plan
+    waited = []
+    for _ in range(2):
+        gpu.fail(0, b"cuCtxSynchronize", CAPTURE_UNSUPPORTED)
+        (y,) = gpu.forward(ADDING, [torch.ones(600)])
+        waited.append(not gpu.fail(-1, None, 0))
+        assert torch.equal(y, torch.arange(600.0) + 1)
+        gpu.forward(ADDING, [torch.ones(600)])  # as much as is kept by now is given back
+    assert waited == [True, False]
+
+
 def test_a_constant_is_not_uploaded_into_a_capture_of_the_users(gpu: Gpu) -> None:
     """Which goes on; its launches would copy what the host has there by then."""
     with captured(gpu) as graph, pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
@@ -384,7 +421,6 @@ def test_a_constant_is_not_uploaded_into_a_capture_of_the_users(gpu: Gpu) -> Non
 
 def test_a_constant_waits_for_no_other_stream(gpu: Gpu) -> None:
     (plan, given), side = gpu.plan(DOUBLING, [torch.ones(4)]), gpu.stream()
-    _others = gpu.plan(ADDING, [torch.ones(600)])  # before which memory is given back that waits for all streams
     gpu.pause(side)
     gpu.use(side)
     (y,), _ = plan.forward(given, 0)

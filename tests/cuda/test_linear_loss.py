@@ -181,7 +181,7 @@ def test_a_large_head_is_rewritten_and_trained(gpu: Gpu) -> None:
 def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gpu, name: bytes, error: int) -> None:
     inputs = operands(7, 5, 11, torch.bfloat16)
     want = run(gpu, inputs)
-    before = gpu.counted().allocated_bytes
+    before = gpu.used_bytes()
     for n in range(100):
         gpu.fail(n, name, error)
         try:
@@ -192,4 +192,4 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
             break
         assert all(torch.equal(a, b) for a, b in zip(run(gpu, inputs), want, strict=True)), n
     assert 0 < n < 100
-    assert gpu.counted().allocated_bytes == before
+    assert gpu.used_bytes() == before

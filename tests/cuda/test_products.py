@@ -172,7 +172,7 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
     inputs = [random(2, 3, 4, 8), random(3, 8, 5, seed=1), random(5, seed=2)]
     text = product(inputs)
     (want,) = gpu.forward(text, inputs)
-    before = gpu.counted().allocated_bytes
+    before = gpu.used_bytes()
     for n in range(100):
         gpu.fail(n, name, error)
         try:
@@ -184,4 +184,4 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
             break
         assert torch.equal(gpu.forward(text, inputs)[0], want), n
     assert 0 < n < 100
-    assert gpu.counted().allocated_bytes == before
+    assert gpu.used_bytes() == before

@@ -55,3 +55,16 @@ def test_programs_and_pools_are_written_for_them(wide: Cold, tmp_path: Path) -> 
     texts = [at.read_text() for at in tmp_path.glob("*.cu")]
     assert any("omc_gpu_wide_axis" in text and "const int64_t index" in text for text in texts)
     assert any("OMC_INDEX int64_t" in text for text in texts)
+
+
+@pytest.mark.parametrize(("planes", "index"), [(10, "int32_t"), (20, "int64_t")])
+def test_32_bits_are_to_hold_the_last_threads_of_a_launch_too(
+    wide: Cold, tmp_path: Path, planes: int, index: str
+) -> None:
+    """Of 2000 elements there are 2048 threads, one more than the largest number here."""
+    pool = "'AveragePool(%x0) {kernel_shape=[1, 1]}'"
+    source = f"test_lines.assert_as_on_the_cpu(gpu, {pool}, [test_lines.random({planes}, 10, 10)], 1)"
+    folder = str(tmp_path)
+    wide.run(source, EMULATED_NARROW_BITS="11", EMULATED_SOURCES=folder, XDG_CACHE_HOME=folder)
+    (text,) = [at.read_text() for at in tmp_path.glob("*.cu")]
+    assert f"OMC_INDEX {index}" in text
