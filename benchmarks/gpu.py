@@ -4,9 +4,10 @@ Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log
 has passed or failed on the same machine, of the same commit with the same changes, is not run again, so that the next
 call does what there was no time for, what was ended at its limit, and what lacked a program; one that fails stops no
 other. Tests run beside each other, on a share of their rows; benchmarks one at a time, what tells most first. What is
-ended, at its limit or because all time is over, is interrupted first, so that its log has what has failed by then. At
-the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program. The exit
-status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
+ended, at its limit or because all time is over, is interrupted first, so that its log has what has failed by then. All
+time is over too when this is interrupted or terminated. At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables,
+where "absent" is a part that lacks its program. The exit status is 0 if all other parts have passed, 1 if one has
+failed or taken too long, 3 if some have not been run.
 
 ``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
 in a folder of its own.
@@ -255,6 +256,17 @@ class Runner:
     def left(self) -> float:
         return self.end - time.monotonic()
 
+    def stop(self, *_: object) -> None:
+        """As if the time of all were over: what runs is interrupted, and is for the next call."""
+        self.end = time.monotonic() + PATIENCE
+
+    def wait(self, process: subprocess.Popen[bytes], limit: float) -> int | None:
+        """Its exit status, or nothing at its limit or where the time of all is over."""
+        until = time.monotonic() + limit
+        while (code := process.poll()) is None and time.monotonic() < min(until, self.end - PATIENCE):
+            time.sleep(0.05)
+        return code
+
     def file(self, part: Part) -> Path:
         return self.out / f"{part.name}.json"
 
@@ -284,9 +296,7 @@ class Runner:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
             try:
-                code = process.wait(min(part.limit, self.left() - PATIENCE))
-            except subprocess.TimeoutExpired:
-                code = None
+                code = self.wait(process, part.limit)
             finally:
                 end(process, min(PATIENCE, max(0.0, self.left())))
         seconds = time.monotonic() - begin
@@ -392,6 +402,8 @@ def main() -> None:
     if a.build:
         subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, timeout=300, check=True)
     runner = Runner(a.out or default_out(a.device, a.tiny), a.device, a.begun + 60 * a.minutes - time.time())
+    for by in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(by, runner.stop)
     outcomes = runner.run_all(wanted)
     told(runner, wanted, outcomes)
     raise SystemExit(status_of(wanted, outcomes))

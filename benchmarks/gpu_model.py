@@ -467,10 +467,13 @@ def page(found: dict[str, tuple[list[Step], Numbers]], dtype: str, scale: str) -
 
 
 def main() -> None:
+    from gpu_models import GPU, SCALES
+    from worker import DTYPES
+
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--models", nargs="+", default=[*MODELS])
-    p.add_argument("--dtype", default="bf16")
-    p.add_argument("--scale", default="gpu")
+    p.add_argument("--models", nargs="+", choices=GPU, default=[*MODELS])
+    p.add_argument("--dtype", choices=DTYPES, default="bf16")
+    p.add_argument("--scale", choices=SCALES, default="gpu")
     p.add_argument("--write", action="store_true", help="docs/gpu-model.md")
     p.add_argument("--only-plan", metavar="FOLDER", help="leave the plan of one model there")
     a = p.parse_args()

@@ -36,8 +36,11 @@ static bool folder(char *out) {
   else
     return false;
   if (n < 0 || n >= PATH_BYTES - 64) return false;
-  mkdir(out, 0700);
   strcat(out, "/ortmodule_c");
+  for (char *at = out; (at = strchr(at + 1, '/')); *at = '/') {
+    *at = '\0';
+    mkdir(out, 0700);
+  }
   mkdir(out, 0700);
   struct stat about;
   return lstat(out, &about) == 0 && S_ISDIR(about.st_mode) && about.st_uid == geteuid() &&

@@ -107,10 +107,11 @@ int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject 
   DLTensor t;
   if (m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return -1;
   if (t.device.device_type != provider->device.type || t.device.device_id != provider->device.id) {
-    PyErr_Format(PyExc_ValueError,
-                 "expected a tensor on %s (DLPack device %d, number %d), got device %d, number %d",
-                 provider->name, (int)provider->device.type, (int)provider->device.id,
-                 (int)t.device.device_type, (int)t.device.device_id);
+    PyObject *device = PyObject_GetAttrString(tensor, "device");
+    if (device)
+      PyErr_Format(PyExc_ValueError, "expected a tensor on %s, got one on %S", provider->name,
+                   device);
+    Py_XDECREF(device);
     return -1;
   }
   if (t.ndim > OMC_MAX_RANK) {

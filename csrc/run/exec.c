@@ -211,16 +211,25 @@ typedef struct steps {
   omc_status status;
 } steps;
 
-/* What a step has failed in that was given, which is waited for, or that could not be given. */
+/* Whether a kernel has found what it was given to be wrong. */
+static bool is_of_values(omc_status status) {
+  return status == OMC_EINDEX || status == OMC_EBOUNDS || status == OMC_EDIVISION ||
+         status == OMC_EDOMAIN;
+}
+
+/* What a step has failed in that was given, which is waited for, or that could not be given. Of
+ * values it is the device's word: PyTorch, which tells of them on the host, looks at none there. */
 static omc_status with_node(const steps *these, const omc_step *step, omc_status status) {
   const omc_provider *p = these->x->plan->provider;
   char node[OMC_NODE_TEXT];
   omc_node_text(step->node, node, sizeof node);
   if (status == OMC_OK) {
     const omc_status done = p->sync(p->ctx, these->args->queue);
-    return done == OMC_OK ? OMC_OK : omc_fail(done, "%s: %s", node, omc_status_detail());
+    if (done == OMC_OK) return OMC_OK;
+    return omc_fail(is_of_values(done) ? OMC_EDEVICE : done, "%s: %s", node, omc_status_detail());
   }
   if (status != OMC_EDEVICE) return status;
+  if (omc_env_get()->sync) return omc_fail(status, "%s: %s", node, omc_status_detail());
   OMC_FAIL(EDEVICE, "noticed at %s, perhaps of an earlier step (OMC_SYNC=1 tells which): %s", node,
            omc_status_detail());
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +140,21 @@ except KeyboardInterrupt:
 """
 
 
+# A call of three parts, the second of which takes long.
+CALL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gpu
+write = f"import os, time; open('{sys.argv[2]}/slow.pid', 'x').write(str(os.getpid())); time.sleep(60)"
+def script(text): return sys.executable, "-c", text
+gpu.parts = lambda *_: [
+    gpu.Part("quick", script(""), 60), gpu.Part("slow", script(write), 60), gpu.Part("late", script(""), 60, alone=True)
+]
+sys.argv[1:] = ["--device", "cpu", "--out", sys.argv[2]]
+gpu.main()
+"""
+
+
 def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
     write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"a\": 1}'); print('done')"
     wanted = [
@@ -219,6 +235,20 @@ def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:
     outcomes = Runner(tmp_path, "cpu", PATIENCE + 2, least=PATIENCE).run_all(wanted)
     assert not outcomes and status_of(wanted, outcomes) == 3
     assert "what has failed" in (tmp_path / "cut.log").read_text()
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_interrupted_leaves_nothing_at_work_and_the_rest_to_the_next_call(by: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CALL, str(ROOT / "benchmarks"), str(tmp_path)]
+    call = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "slow.pid").exists():
+        time.sleep(0.1)
+    call.send_signal(by)
+    said, _ = call.communicate(timeout=PATIENCE)
+    assert call.returncode == 3 and said.count("not run") == 2
+    assert {*json.loads((tmp_path / "gpu.json").read_text())} == {"quick"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "slow.pid").read_text()), 0)
 
 
 def test_an_arm_that_fails_leaves_the_others_at_work(tmp_path: Path) -> None:

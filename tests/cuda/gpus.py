@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
+from ortmodule_c._C import DeviceError
 from ortmodule_c.lowering.translations.registry import TABLE, aten
 from ortmodule_c.optim import FusedAdam
 
@@ -188,12 +189,13 @@ def test_an_argument_on_the_other_gpu_is_pytorchs_error() -> None:
 
 def test_an_index_out_of_range_is_told_by_what_comes_next_on_its_gpu() -> None:
     first, second = (on(number, Words()) for number in (0, 1))
+    known = [torch.tensor([1]).to(f"cuda:{number}") for number in (0, 1)]
     second(torch.tensor([7]).to("cuda:1"))
     gpus[1].wait(0)
-    first(torch.tensor([1]).to("cuda:0"))
-    with pytest.raises(IndexError, match="index 7 is out of range, there are 5"):
-        second(torch.tensor([1]).to("cuda:1"))
-    second(torch.tensor([1]).to("cuda:1"))
+    first(known[0])
+    with pytest.raises(DeviceError, match=r"work given before: .*index 7 is out of range, there are 5"):
+        second(known[1])
+    second(known[1])
 
 
 def test_where_memory_runs_out_the_graphs_of_that_gpu_alone_make_room() -> None:
@@ -225,6 +227,18 @@ def test_results_and_gradients_are_tensors_of_pytorchs_own(number: int, monkeypa
     y = wrapped(x)
     (y * 2).sum().backward()
     assert {made[t.data_ptr()] for t in (y, *(p.grad for p in wrapped.parameters()))} == {torch.float32}
+
+
+def test_a_result_may_be_written_over() -> None:
+    """As Trainer does with the loss."""
+    found, module = [], Midway()
+    for device in ("cpu", "cuda:0"):
+        model, x = ORTModule(copy.deepcopy(module).to(device)), torch.ones(3, 5).to(device)
+        loss, hidden = model(x)
+        loss *= 3
+        (loss + hidden.sum()).backward()
+        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    torch.testing.assert_close(*found)
 
 
 def test_a_result_that_others_are_computed_from_is_given_back_to() -> None:
@@ -323,6 +337,21 @@ def test_a_stream_that_waits_holds_its_gpu_alone() -> None:
     gpus[1].use(0)
 
 
+def test_states_that_lie_elsewhere_than_a_module_that_has_moved_are_told() -> None:
+    module = Mixer()
+    optimizer, x = FusedAdam(module.parameters()), torch.randn(4, 5)
+    for device in ("cpu", "cuda:0"):
+        step(module.to(device), x.to(device))
+        if device == "cpu":
+            optimizer.step()
+    before = [p.cpu() for p in module.parameters()]
+    with pytest.raises(ValueError, match="step: expected a tensor on cuda:0, got one on cpu"):
+        optimizer.step()
+    assert all(torch.equal(p.cpu(), b) for p, b in zip(module.parameters(), before, strict=True))
+    optimizer.load_state_dict(optimizer.state_dict())  # which moves them
+    optimizer.step()
+
+
 @on_each
 def test_a_step_of_an_optimizer_is_taken_where_its_parameters_are(number: int) -> None:
     module = Mixer()
@@ -379,7 +408,7 @@ def test_two_threads_work_on_a_gpu_each() -> None:
 
 def test_a_session_takes_tensors_of_its_gpu_alone() -> None:
     session = gpus[1].core.Session("input %x : f32[3]\n%y = Neg(%x)\nreturn %y\n", {}, provider="cuda:1")
-    with pytest.raises(ValueError, match=r"expected a tensor on cuda:1 .* got device 2, number 0"):
+    with pytest.raises(ValueError, match="expected a tensor on cuda:1, got one on cuda:0"):
         session.plan([torch.ones(3).to("cuda:0")], [False], [False])
 
 

@@ -50,6 +50,12 @@ def test_what_one_process_has_compiled_others_load(cold: Cold, kept: Path) -> No
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_folders_that_lack_are_made(cold: Cold, tmp_path: Path) -> None:
+    home = tmp_path / "scratch" / "cache"
+    assert step(cold, home) == "True" and not is_compiled(cold, home)
+    assert {folder.stat().st_mode & 0o777 for folder in (home.parent, home)} == {0o700}
+
+
 def changed(file: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 1

@@ -246,7 +246,7 @@ def test_a_cross_entropy_is_pytorchs_where_logits_are_not_finite(gpu: Gpu) -> No
 @pytest.mark.at_once
 def test_a_target_that_is_no_class_is_told_with_its_node(gpu: Gpu) -> None:
     x, t = random(4, 5), torch.tensor([0, 4, -100, 5])
-    with pytest.raises(IndexError, match=r"CrossEntropy.*index 5 is out of range, there are 5"):
+    with pytest.raises((IndexError, gpu.core.DeviceError), match=r"CrossEntropy.*index 5 is out of range, there are 5"):
         gpu.forward(graph("CrossEntropy(%x0, %x1)", [x, t]), [x, t])
     t[3] = 0
     gpu.forward(graph("CrossEntropy(%x0, %x1)", [x, t]), [x, t])
@@ -354,5 +354,5 @@ def test_a_tap_that_is_none_of_its_window_is_told(gpu: Gpu) -> None:
     taps = torch.tensor([0, 3, 1, 2], dtype=torch.uint8).expand(2, 1, 4).view(2, 1, 2, 2).contiguous()
     taps[1, 0, 1, 1] = 4
     call = "MaxPoolGrad(%x0, %x1) {kernel_shape=[2, 2], shape=[2, 1, 3, 3]}"
-    with pytest.raises(IndexError, match="index 4 is out of range, there are 4"):
+    with pytest.raises((IndexError, gpu.core.DeviceError), match="index 4 is out of range, there are 4"):
         gpu.forward(graph(call, [dy, taps]), [dy, taps])

@@ -21,6 +21,7 @@ from ortmodule_c import _C
 
 aten = torch.ops.aten
 ON_HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+OF_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # where PyTorch notes what is a view of what
 VIEWS = (aten.as_strided.default, aten.view.default, aten._reshape_alias.default)  # of which the host's know no memory
 
 gpus: list[Gpu] = []
@@ -49,9 +50,11 @@ def write(to: Tensor, values: Tensor) -> None:
 
 
 def new(size: list[int], stride: list[int] | None, dtype: torch.dtype | None, device: torch.device) -> Tensor:
-    with current(device.index):  # it has a context from now on
+    """As PyTorch's own a view of nothing, on the current GPU if no other is named."""
+    number = here() if device.index is None else device.index
+    with torch._C._ExcludeDispatchKeyGuard(OF_VIEWS), current(number):  # it has a context from now on
         like = torch.empty(size, dtype=dtype) if stride is None else torch.empty_strided(size, stride, dtype=dtype)
-        return gpus[device.index].fresh(spread(like)).as_strided(like.shape, like.stride())
+        return gpus[number].fresh(spread(like)).as_strided(like.shape, like.stride())
 
 
 def empty(size: list[int], *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
