@@ -1,7 +1,8 @@
 /* A tensor as lines along which something is reduced, and teams of threads that go along them: a
  * warp or a block for a line whose elements are neighbours, else a block for as many lines as a
- * warp has lanes, or for as many packs of them, whose warps share out the elements. A kernel is
- * written once for all teams. Read by the host as C11.
+ * warp has lanes, or for as many packs of them, whose warps share out the elements, as do the lanes
+ * that are more than lines side by side. A kernel is written once for all teams. Read by the host
+ * as C11.
  *
  * Whoever includes this as device code has defined OMC_STORAGE, what most elements are stored as,
  * and what is computed in, see lane.h. All sums are in an order that depends on shapes alone. */
@@ -27,11 +28,12 @@ typedef struct omc_gpu_places {
   } group[OMC_GPU_GROUPS];
 } omc_gpu_places;
 
-/* kept.n lines of along.n elements. Part i of a line has the elements from i * step on. */
+/* kept.n lines of along.n elements. Part i of a line has the elements from i * step on. Of columns
+ * `across` lanes of a warp, a power of 2, have lines of their own. */
 typedef struct omc_gpu_lines {
   omc_gpu_places kept, along;
   int64_t step;
-  int32_t parts, unused;
+  int32_t parts, across;
 } omc_gpu_lines;
 
 #ifdef OMC_GPU
@@ -163,10 +165,12 @@ OMC_INLINE T omc_join_warps(T x) {
   return all;
 }
 
+/* Of lanes whose numbers are the same modulo `across`. */
 template <typename Verb, typename T>
-OMC_INLINE T omc_join_lanes(T x) {
+OMC_INLINE T omc_join_lanes(T x, int across = 1) {
 #pragma unroll
-  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2) x = Verb::join(x, omc_of_lane(x, mask));
+  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2)
+    if (mask >= across) x = Verb::join(x, omc_of_lane(x, mask));
   return x;
 }
 
@@ -241,11 +245,11 @@ struct omc_columns_team : omc_team {
     GROUPED = grouped
   };
   OMC_METHOD explicit omc_columns_team(const omc_gpu_lines &of)
-      : omc_team(of, OMC_WARP * LINES, threadIdx.x % OMC_WARP * LINES, threadIdx.x / OMC_WARP,
-                 blockDim.x / OMC_WARP) {}
+      : omc_team(of, of.across * LINES, threadIdx.x % of.across * LINES, threadIdx.x / of.across,
+                 blockDim.x / of.across) {}
   template <typename Verb, typename T>
   OMC_METHOD T join(T x) const {
-    return omc_join_warps<Verb>(x);
+    return omc_join_warps<Verb>(omc_join_lanes<Verb>(x, lines.across));
   }
 };
 
@@ -416,7 +420,7 @@ OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
 /* Writes term(at) to all elements of the team's part. Lines may lie where they are written. */
 template <typename E, typename Team, typename Term, typename... Lines>
 OMC_INLINE void omc_write_line(const Team &team, void *data, Term term, Lines &...lines) {
-  static_assert(Team::LINES == 1 && !Team::GROUPED, "elements are evenly apart on one line");
+  static_assert(!Team::GROUPED, "elements are evenly apart");
   E *const to = (E *)data + team.offset();
   omc_each_pack(
       team,

@@ -81,7 +81,7 @@ static omc_status set_join(omc_cuda_device *device, const omc_node *node, int64_
   p->partial_bytes = (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_node_dtype(node)));
   p->joined.lines.kept = omc_cuda_places(n, 1);
   p->joined.lines.along = omc_cuda_places(parts, 2 * n);
-  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
+  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines);
   p->join_grid = joining.grid;
   return kernel_of(device, node, "join_sums_of_", joining.name, &p->join);
 }
@@ -94,7 +94,7 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   p->summed.lines.kept = omc_cuda_places(n, 1);
   p->summed.lines.along = omc_cuda_places(rows, n);
   const size_t bytes = omc_dtype_size(omc_node_dtype(node));
-  const omc_cuda_team team = omc_cuda_sums_of_columns(&p->summed.lines, bytes);
+  const omc_cuda_team team = omc_cuda_columns_by_parts(&p->summed.lines, bytes);
   p->sums_grid = team.grid;
   OMC_TRY(kernel_of(device, node, "sums_of_", team.name, &p->sums));
   const int64_t parts = p->summed.lines.parts;
