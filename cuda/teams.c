@@ -6,7 +6,7 @@
 enum {
   PACK_BYTES = 16,
   WARP = 32,
-  WARP_PACKS = 8,    /* of a thread, that omc_warp_team has room for */
+  WARP_PACKS = 8,    /* of a thread, that omc_warps_team has room for */
   PACKS = 4,         /* of a thread of a block, before it has more threads */
   SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
   COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
@@ -101,11 +101,13 @@ omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_part
 
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
   const omc_gpu_places *along = &lines->along;
-  const int64_t room = PACK_BYTES / (int64_t)bytes * WARP_PACKS * WARP, inner = along->rank - 1;
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, room = pack * WARP_PACKS * WARP;
+  const int32_t inner = along->rank - 1;
   if (along->group[inner].stride != 1 || along->n <= SHORT)
     return by_parts ? omc_cuda_columns_by_parts(lines, bytes) : omc_cuda_columns_of(lines);
   if (inner > 0 || along->n > room) return omc_cuda_block_of(lines, bytes, by_parts);
   cut_in_parts(lines, BUSY_BLOCKS, 1);
   const int64_t warps = OMC_LINE_THREADS / WARP;
-  return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
+  return (omc_cuda_team){along->n % pack == 0 ? "_whole_warps" : "_warps",
+                         {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
 }

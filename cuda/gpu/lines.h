@@ -202,10 +202,20 @@ struct omc_team {
  * the two is 1. A line is SLOTS packs of each thread at most, which stay in registers; with SLOTS 0
  * it is of any length and read again by each pass. A pass asks for AHEAD packs before it waits for
  * the first of them. The elements of lines that are not GROUPED are evenly apart, one after the
- * other where ALONG is not 1. */
-struct omc_warp_team : omc_team {
-  enum { PACK = OMC_ROW_PACK, LINES = 1, ALONG = PACK, SLOTS = 8, AHEAD = 1, GROUPED = 0 };
-  OMC_METHOD explicit omc_warp_team(const omc_gpu_lines &of)
+ * other where ALONG is not 1. Packs are WHOLE where the last of a line or of a group is too; of
+ * columns, they may be read beyond the last line, as rows are of whole packs. */
+template <bool whole>
+struct omc_warps_team : omc_team {
+  enum {
+    PACK = OMC_ROW_PACK,
+    LINES = 1,
+    ALONG = PACK,
+    SLOTS = 8,
+    AHEAD = 1,
+    GROUPED = 0,
+    WHOLE = whole
+  };
+  OMC_METHOD explicit omc_warps_team(const omc_gpu_lines &of)
       : omc_team(of, blockDim.x / OMC_WARP, threadIdx.x / OMC_WARP, threadIdx.x % OMC_WARP,
                  OMC_WARP) {}
   template <typename Verb, typename T>
@@ -213,6 +223,8 @@ struct omc_warp_team : omc_team {
     return omc_join_lanes<Verb>(x);
   }
 };
+typedef omc_warps_team<false> omc_warp_team;
+typedef omc_warps_team<true> omc_whole_warp_team;
 template <int pack, bool grouped>
 struct omc_block_team : omc_team {
   enum {
@@ -221,7 +233,8 @@ struct omc_block_team : omc_team {
     ALONG = pack,
     SLOTS = 0,
     AHEAD = pack == OMC_ROW_PACK ? 4 : 8,
-    GROUPED = grouped
+    GROUPED = grouped,
+    WHOLE = grouped
   };
   OMC_METHOD explicit omc_block_team(const omc_gpu_lines &of)
       : omc_team(of, 1, 0, threadIdx.x, blockDim.x) {}
@@ -242,7 +255,8 @@ struct omc_columns_team : omc_team {
     ALONG = 1,
     SLOTS = 0,
     AHEAD = lines_ == 1 ? 8 : 4,
-    GROUPED = grouped
+    GROUPED = grouped,
+    WHOLE = 1
   };
   OMC_METHOD explicit omc_columns_team(const omc_gpu_lines &of)
       : omc_team(of, of.across * LINES, threadIdx.x % of.across * LINES, threadIdx.x / of.across,
@@ -261,9 +275,12 @@ typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
  * member `lines` it is of. */
 #define OMC_LINE_KERNEL(name, team, type, ...) \
   OMC_GLOBAL_BLOCKS(name, OMC_LINE_THREADS, 2, type, p) { __VA_ARGS__(team(p.lines), p); }
-#define OMC_LINE_KERNELS(name, type, ...)                         \
+#define OMC_WARP_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
-  OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
+  OMC_LINE_KERNEL(name##_whole_warps, omc_whole_warp_team, type, __VA_ARGS__)
+#define OMC_LINE_KERNELS(name, type, ...)                        \
+  OMC_WARP_KERNELS(name, type, __VA_ARGS__)                      \
+  OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_columns, omc_column_team, type, __VA_ARGS__)
 #define OMC_GROUPED_LINE_KERNELS(name, type, ...)                                \
   OMC_LINE_KERNEL(name##_grouped_block, omc_grouped_team, type, __VA_ARGS__)     \
@@ -322,8 +339,8 @@ OMC_INLINE int64_t omc_along_line(const omc_gpu_places &along, int64_t k) {
 }
 template <typename Team>
 OMC_INLINE int omc_lanes_of(const Team &team, int64_t k) {
-  const int64_t left = Team::LINES > 1 ? team.lines.kept.n - team.line : team.last - k;
-  return left < Team::PACK ? (int)left : (int)Team::PACK;
+  const int64_t left = team.last - k;
+  return !Team::WHOLE && left < Team::PACK ? (int)left : (int)Team::PACK;
 }
 
 /* A team's line of a tensor, by the packs of a thread; with SLOTS 0 those of one pass. */
