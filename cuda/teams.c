@@ -12,6 +12,7 @@ enum {
   COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
   NEIGHBOURS = 8,    /* lanes of a warp with lines side by side: whole sectors of memory */
   BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
+  WALK_BLOCKS = 384, /* three for each multiprocessor of a large GPU */
   PART_PACKS = 8,    /* of a thread in a part, at least */
   PART_UNIT = 64     /* parts begin at multiples of so many elements */
 };
@@ -110,4 +111,13 @@ omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts
   const int64_t warps = OMC_LINE_THREADS / WARP;
   return (omc_cuda_team){along->n % pack == 0 ? "_whole_warps" : "_warps",
                          {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
+}
+
+omc_cuda_team omc_cuda_walk_of(omc_gpu_lines *lines, size_t bytes) {
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, n = lines->along.n;
+  const int64_t room = WARP * omc_min(pack * WARP_PACKS, OMC_WALK_SUMS);
+  if (n <= SHORT || n > room || n % pack != 0) return (omc_cuda_team){0};
+  cut_in_parts(lines, BUSY_BLOCKS, 1);
+  const int64_t blocks = omc_ceil_div(lines->kept.n, OMC_WALK_THREADS / WARP);
+  return (omc_cuda_team){"_walk", {omc_max(omc_min(blocks, WALK_BLOCKS), 1), OMC_WALK_THREADS, 0}};
 }

@@ -27,4 +27,8 @@ omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines);
 omc_cuda_team omc_cuda_columns_by_parts(omc_gpu_lines *lines, size_t bytes);
 omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
+/* Few blocks, whose warps go from line to line and have room for a sum of each element of one; no
+ * name where lines are too long or too short for that, or not of whole packs. */
+omc_cuda_team omc_cuda_walk_of(omc_gpu_lines *lines, size_t bytes);
+
 #endif

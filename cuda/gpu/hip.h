@@ -18,6 +18,7 @@ struct omc_hip_place {
 #define threadIdx (omc_hip_place{__builtin_amdgcn_workitem_id_x()})
 #define blockIdx (omc_hip_place{__builtin_amdgcn_workgroup_id_x()})
 #define blockDim (omc_hip_place{__builtin_amdgcn_workgroup_size_x()})
+#define gridDim (omc_hip_place{__builtin_amdgcn_grid_size_x() / blockDim.x})
 
 #define OMC_HIP static __device__ __forceinline__
 
@@ -117,11 +118,22 @@ OMC_HIP_OF_ONE(exp)
 OMC_HIP_OF_ONE(expm1)
 OMC_HIP_OF_ONE(log)
 OMC_HIP_OF_ONE(log1p)
+OMC_HIP_OF_ONE(log2)
+OMC_HIP_OF_ONE(log10)
 OMC_HIP_OF_ONE(tanh)
 OMC_HIP_OF_ONE(erf)
 OMC_HIP_OF_ONE(erfc)
 OMC_HIP_OF_ONE(sin)
 OMC_HIP_OF_ONE(cos)
+OMC_HIP_OF_ONE(tan)
+OMC_HIP_OF_ONE(asin)
+OMC_HIP_OF_ONE(acos)
+OMC_HIP_OF_ONE(atan)
+OMC_HIP_OF_ONE(sinh)
+OMC_HIP_OF_ONE(cosh)
+OMC_HIP_OF_ONE(asinh)
+OMC_HIP_OF_ONE(acosh)
+OMC_HIP_OF_ONE(atanh)
 #undef OMC_HIP_OF_ONE
 #undef OMC_HIP_LIBRARY
 #undef OMC_HIP_1

@@ -12,8 +12,10 @@
 #include "cuda/gpu/divide.h"
 
 enum {
-  OMC_GPU_GROUPS = 4,    /* of 8 axes, where kept and reduced ones are in turn */
-  OMC_LINE_THREADS = 256 /* of a block at most, of which a multiprocessor has room for two */
+  OMC_GPU_GROUPS = 4,     /* of 8 axes, where kept and reduced ones are in turn */
+  OMC_LINE_THREADS = 256, /* of a block at most, of which a multiprocessor has room for two */
+  OMC_WALK_THREADS = 128, /* of one whose warps go from line to line */
+  OMC_WALK_SUMS = 32      /* that each thread then has registers for */
 };
 
 /* Positions 0 to n - 1 of groups of axes, outermost first; there is one at least. Quotients are
@@ -204,13 +206,13 @@ struct omc_team {
  * the first of them. The elements of lines that are not GROUPED are evenly apart, one after the
  * other where ALONG is not 1. Packs are WHOLE where the last of a line or of a group is too; of
  * columns, they may be read beyond the last line, as rows are of whole packs. */
-template <bool whole>
+template <bool whole, int slots>
 struct omc_warps_team : omc_team {
   enum {
     PACK = OMC_ROW_PACK,
     LINES = 1,
     ALONG = PACK,
-    SLOTS = 8,
+    SLOTS = slots,
     AHEAD = 1,
     GROUPED = 0,
     WHOLE = whole
@@ -222,9 +224,18 @@ struct omc_warps_team : omc_team {
   OMC_METHOD T join(T x) const {
     return omc_join_lanes<Verb>(x);
   }
+  /* On to the next line of a grid whose warps share them out. */
+  OMC_METHOD void walk() { line += (int64_t)gridDim.x * (blockDim.x / OMC_WARP); }
 };
-typedef omc_warps_team<false> omc_warp_team;
-typedef omc_warps_team<true> omc_whole_warp_team;
+enum {
+  OMC_WALK_BLOCKS = sizeof(acc_t) == sizeof(double) ? 2 : 3, /* of a multiprocessor */
+  OMC_SLOTS = 8,
+  OMC_WALK_SLOTS = OMC_WALK_SUMS / OMC_ROW_PACK < OMC_SLOTS ? OMC_WALK_SUMS / OMC_ROW_PACK
+                                                            : (int)OMC_SLOTS
+};
+typedef omc_warps_team<false, OMC_SLOTS> omc_warp_team;
+typedef omc_warps_team<true, OMC_SLOTS> omc_whole_warp_team;
+typedef omc_warps_team<true, OMC_WALK_SLOTS> omc_walking_team;
 template <int pack, bool grouped>
 struct omc_block_team : omc_team {
   enum {

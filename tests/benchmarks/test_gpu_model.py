@@ -145,6 +145,11 @@ def test_what_is_summed_before_it_is_used_is_read_twice() -> None:
     assert seconds_of(forward, H200, {}) == pytest.approx((6 << 26) / (0.9 * 4.8e12))
     gradient = Step("BatchNormGrad", (x, x, gamma), (x,), 0, 6 << 26)
     assert seconds_of(gradient, H200, {}) == pytest.approx((10 << 26) / (0.9 * 4.8e12))
+    for n, passes in ((64, 1), (1028, 2)):
+        dy = Value("f32", (1 << 14, n))
+        moved = 4 * n << 14
+        rows = Step("LayerNormGrad", (dy, dy), (dy,), 0, 3 * moved)
+        assert seconds_of(rows, H200, {}) == pytest.approx((2 * passes + 1) * moved / (0.9 * 4.8e12))
     rows = Step("LayerNormalization", (x, gamma), (x,), 0, 4 << 26)
     assert seconds_of(rows, H200, {}) == pytest.approx((4 << 26) / (0.9 * 4.8e12))
 
