@@ -261,13 +261,15 @@ static input input_of(const omc_value *v, const omc_shape *shape) {
   return in;
 }
 
-/* As many as a pack has of the largest elements that are read or written one after another. Of 64
- * bits there are no registers for more than the fewest. */
+/* As many as a pack has of the largest elements that are read or written. Of 64 bits there are no
+ * registers for more than the fewest, and what is broadcast is read one by one. */
 static int32_t lanes_of(const params *p, const omc_program *program) {
-  if (omc_dtype_size(program->cls) == sizeof(uint64_t)) return MIN_LANES;
   int64_t bytes = PACK_BYTES / MAX_LANES;
-  for (uint32_t i = 0; i < p->n_in; i++)
+  if (omc_dtype_size(program->cls) == sizeof(uint64_t)) return MIN_LANES;
+  for (uint32_t i = 0; i < p->n_in; i++) {
+    if (p->in[i].access == BROADCAST) return MIN_LANES;
     if (p->in[i].access == DENSE) bytes = omc_max(bytes, (int64_t)omc_dtype_size(p->in[i].dtype));
+  }
   for (uint32_t i = 0; i < p->n_out; i++)
     bytes = omc_max(bytes, (int64_t)omc_dtype_size(program->out[i].dtype));
   return (int32_t)omc_max(PACK_BYTES / bytes, MIN_LANES);

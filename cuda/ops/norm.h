@@ -216,7 +216,13 @@ OMC_LINE_KERNELS(RmsNorm, omc_layer, layer<false, of_row>)
 OMC_LINE_KERNELS(GroupNorm, omc_layer, layer<true, of_group>)
 OMC_LINE_KERNELS(LayerNormGrad, omc_layer, layer_grad<true, of_row>)
 OMC_LINE_KERNELS(RmsNormGrad, omc_layer, layer_grad<false, of_row>)
-OMC_LINE_KERNELS(GroupNormGrad, omc_layer, layer_grad<true, of_group>)
+OMC_LINE_KERNEL(GroupNormGrad_warps, omc_warp_team, omc_layer, layer_grad<true, of_group>)
+/* Which channels its elements are of stays in registers from one pass to the next. */
+OMC_GLOBAL_WIDE(GroupNormGrad_whole_warps, OMC_LINE_THREADS, omc_layer, p) {
+  layer_grad<true, of_group>(omc_whole_warp_team(p.lines), p);
+}
+OMC_LINE_KERNEL(GroupNormGrad_block, omc_row_team, omc_layer, layer_grad<true, of_group>)
+OMC_LINE_KERNEL(GroupNormGrad_columns, omc_column_team, omc_layer, layer_grad<true, of_group>)
 OMC_GLOBAL_BLOCKS(LayerNormGrad_walk, OMC_WALK_THREADS, OMC_WALK_BLOCKS, omc_layer_grads, p) {
   layer_grads<true>(p);
 }
