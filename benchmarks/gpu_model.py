@@ -1,9 +1,16 @@
 """What a training step should take on a GPU, predicted from its plan; no GPU is needed, and none is asked.
 
 The plan is the one that the provider makes of a model (its kernels are written, and compiled by NVRTC for
-their registers and shared memory; nothing is run). Operations and bytes of each step are those of the core's records,
-as ``OMC_DUMP`` prints them. A step takes the longer of moving its bytes and of its operations, at the rates of a GPU's
-data sheet times the parts of them that `ASSUMED` says, and launches. ``--write`` writes docs/gpu-model.md.
+their registers, shared memory and instructions; nothing is run). Operations and bytes of each step are those of the
+core's records, as ``OMC_DUMP`` prints them. A step takes the longer of moving its bytes and of its operations, at the
+rates of a GPU's data sheet times the parts of them that `ASSUMED` says, and launches. ``--write`` writes
+docs/gpu-model.md.
+
+How fast bytes move: what a thread reads is under way from when it asks until it is there, so that by Little's law no
+more is read in that time than all threads ask for before they wait. A thread of a program asks for its elements of all
+inputs that are not broadcast, one of lines for several packs (AHEAD of cuda/gpu/lines.h), and nobody waits for what is
+written. Programs have no loops: a thread issues each of its instructions once. Those for the end of a tensor are
+counted too, as the schedulers do not issue one at every clock.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its data sheet: bytes and dense operations a second, multiprocessors and bytes shared in each.
+    """A GPU by its data sheet: bytes and dense operations a second, multiprocessors, bytes shared in each, clock.
 
     `rates` has those of matrix units by what they multiply, and of ordinary ones: "fma".
     """
@@ -38,16 +45,17 @@ class Gpu:
     rates: dict[str, float]
     multiprocessors: int
     shared_bytes: int
+    clock: float
 
 
 _HOPPER = {"bf16": 989e12, "f16": 989e12, "tf32": 495e12, "fma": 67e12}
 GPUS = (
-    Gpu("A100", 2.04e12, {"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "fma": 19.5e12}, 108, 164 << 10),
-    Gpu("H100", 3.35e12, _HOPPER, 132, 228 << 10),
-    Gpu("H200", 4.8e12, _HOPPER, 132, 228 << 10),
+    Gpu("A100", 2.04e12, {"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "fma": 19.5e12}, 108, 164 << 10, 1.41e9),
+    Gpu("H100", 3.35e12, _HOPPER, 132, 228 << 10, 1.98e9),
+    Gpu("H200", 4.8e12, _HOPPER, 132, 228 << 10, 1.98e9),
 )
 ARCHITECTURE = "sm_90"  # that kernels are compiled for
-REGISTERS, WARPS, BLOCKS, WARP = 65536, 64, 32, 32  # of a multiprocessor; threads of a warp
+REGISTERS, WARPS, BLOCKS, SCHEDULERS, WARP = 65536, 64, 32, 4, 32  # of a multiprocessor; threads of a warp
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Assumed:
     latency
         Seconds from a load to its data, in which other loads have to be under way.
     load_bytes
-        That each thread has under way.
+        Of a pack that a thread asks for.
     replayed, launched
         Seconds from one kernel to the next within a graph, and one by one while the host keeps ahead.
     host
@@ -167,7 +175,7 @@ def write_plan(model: str, dtype: str, folder: str, scale: str) -> None:
 
 
 def plan_of(model: str, dtype: str, scale: str) -> tuple[list[Step], Numbers]:
-    """The steps of a model's training step on the provider for CUDA, and its kernels' registers and shared memory."""
+    """The steps of a model's training step on the provider for CUDA, and numbers of its kernels."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--only-plan", folder, "--models", model, "--dtype", dtype]
         subprocess.run([*command, "--scale", scale], check=True, cwd=ROOT)
@@ -177,10 +185,29 @@ def plan_of(model: str, dtype: str, scale: str) -> tuple[list[Step], Numbers]:
         if library:
             nvrtc = Nvrtc(library)
             for source in sorted(Path(folder).glob("*.cu")):
-                for name, numbers in nvrtc.compiled(source, ARCHITECTURE)[1].items():
+                for kernel, numbers in nvrtc.compiled(source, ARCHITECTURE)[1].items():
+                    name = name_of(kernel, source.read_text())
                     worst = kernels.setdefault(name, numbers)
                     kernels[name] = {k: max(v, worst[k]) for k, v in numbers.items()}
         return steps_of(plans[-1].read_text()), kernels
+
+
+STORED = {"float": "f32", "double": "f64", "boolean": "bool"} | {
+    f"{'u' * u}int{b}_t": f"{'ui'[not u]}{b}" for u in (0, 1) for b in (8, 16, 32, 64)
+}
+
+
+def name_of(kernel: str, source: str) -> str:
+    """A kernel's; of a program with its lanes, its ops and what it reads and writes."""
+    if kernel != "program":
+        return kernel
+    lanes = re.search(r"OMC_LANES_OF_THREAD (\d)", source)
+    ops = sorted({*re.findall(r"omc_ew_(\w+)\(", source)})
+    ins, outs = (
+        " ".join(STORED.get(c, c) for c in re.findall(rf"^  {of}(\w+) \*{to}\d+;", source, re.M))
+        for of, to in (("const ", "x"), ("", "y"))
+    )
+    return f"program {lanes and lanes[1]} {' '.join(ops)}: {ins} -> {outs}"
 
 
 # ---- what a step takes ----
@@ -199,7 +226,9 @@ class Kind:
     unit
         What computes: "matrix", "fma".
     kernels
-        Pattern of the names of their kernels; "": a library's.
+        Pattern of the names of their kernels, of {op}; "": a library's.
+    packs
+        That a thread of theirs asks for before it waits.
     launches
         Kernels of a step.
     work
@@ -218,6 +247,7 @@ class Kind:
     work: float = 1.0
     apart_bytes: Callable[[Step], float] = lambda _: 0.0
     replays: bool = True
+    packs: int = 1
 
 
 def logit_bytes(step: Step) -> int:
@@ -254,6 +284,19 @@ def launches_of_convolution(step: Step) -> int:
     return 2 * results + (0 if is_channels_last(step) else results + len(step.inputs))
 
 
+def summed_bytes(step: Step) -> float:
+    """What statistics of channels, and the gradients of parameters, are made of is read again for the elements.
+
+    But for rows that stay in registers meanwhile (omc_cuda_walk_of).
+    """
+    row, size = step.inputs[0].shape[-1], SIZES[step.inputs[0].dtype]
+    if step.op in ("LayerNormGrad", "RmsNormGrad") and 8 < row <= 1024 and row * size % 16 == 0:
+        return 0.0
+    most = max(v.numel for v in step.inputs)
+    read = sum(v.numel * SIZES[v.dtype] for v in step.inputs if v.numel == most)
+    return read if step.op.endswith("Grad") or step.op == "BatchNorm" else 0.0
+
+
 def rows_of(step: Step) -> int:
     """Of a matrix on the left."""
     return step.inputs[0].numel // step.inputs[0].shape[-1]
@@ -274,15 +317,15 @@ KINDS = (
     Kind("attention", r"AttentionGrad", "attention", r"attention_[dr]\w+", launches=lambda _: 4, work=7 / 5),
     Kind("PyTorch", r"TorchCall(Grad)?", replays=False),
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
-    Kind("casts of weights", r"Casts", kernels=r"cast_each", launches=lambda s: math.ceil(len(s.inputs) / 128)),
-    Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),
-    Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=lambda _: 2),
+    Kind("casts of weights", r"Casts", "fma", r"cast_each", lambda s: math.ceil(len(s.inputs) / 128), packs=4),
+    Kind("norms", r"\w*Norm\w*", "fma", r"(sums_of_)?{op}_\w+", lambda _: 2, apart_bytes=summed_bytes, packs=4),
+    Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=lambda _: 2, packs=4),
     Kind("picks", r"Gather\w*|Embedding", kernels=r"rows_\w+"),
     Kind("copies", r"Transpose|Concat|Split|Slice\w*|Expand|Pad|Tile", kernels=r"copy_\w+|transpose_\w+"),
     Kind("losses", r"\w*CrossEntropy\w*|\w*Loss\w*", kernels=r"\w*CrossEntropy\w*|\w*Loss\w*", launches=lambda _: 2),
     Kind("softmax", r"\w*Softmax\w*", kernels=r"\w*Softmax\w*"),
     Kind("pools", r"\w*Pool\w*", kernels=r"\w*Pool\w*"),
-    Kind("elementwise", r"\w+", kernels=r"program"),
+    Kind("elementwise", r"\w+", kernels=r"program .*"),
 )  # fmt: skip
 
 
@@ -298,10 +341,10 @@ def occupancy(numbers: dict[str, int], threads: int, gpu: Gpu) -> float:
     return min(by_registers, by_shared, WARPS // warps, BLOCKS) * warps / WARPS
 
 
-def reached_bandwidth(filled: float, gpu: Gpu) -> float:
-    """Bytes a second, where so many warps are filled: by Little's law the loads under way are latency times rate."""
-    under_way = filled * WARPS * WARP * ASSUMED.load_bytes * gpu.multiprocessors
-    return min(ASSUMED.bandwidth * gpu.bandwidth, under_way / ASSUMED.latency)
+def reached_bandwidth(filled: float, gpu: Gpu, asked: float = ASSUMED.load_bytes, read: float = 1.0) -> float:
+    """Bytes a second, where so many warps are filled, whose threads ask for so many bytes; `read`: part of them all."""
+    under_way = filled * WARPS * WARP * asked * gpu.multiprocessors
+    return min(ASSUMED.bandwidth * gpu.bandwidth, under_way / ASSUMED.latency / max(read, 1e-9))
 
 
 def rate_of(step: Step, kind: Kind, gpu: Gpu, tf32: bool) -> float:
@@ -325,12 +368,44 @@ def waves(step: Step, gpu: Gpu) -> float:
 THREADS = 256  # of a block, of most kernels
 
 
+def kernels_of(step: Step, kind: Kind, kernels: Numbers) -> Iterable[tuple[str, dict[str, int]]]:
+    """Those that may be a step's: by name, programs by what they read and write and, where there is one, their op."""
+    ins, outs = (" ".join(v.dtype for v in those) for those in (step.inputs, step.outputs))
+    for name, numbers in kernels.items():
+        if not kind.kernels or not re.fullmatch(kind.kernels.replace("{op}", step.op), name):
+            continue
+        ops, _, signature = name.partition(": ")
+        named = {op for op in ops.split()[2:] if op == step.op}
+        if kind.name != "elementwise" or (signature == f"{ins} -> {outs}" and (named or step.op in UNNAMED)):
+            yield name, numbers
+
+
+UNNAMED = {"FusedElementwise", "Cast", "Dropout"}  # whose programs do not tell their op
+
+
+def moving_seconds(step: Step, kind: Kind, gpu: Gpu, name: str, numbers: dict[str, int]) -> float:
+    """What a kernel takes to move a step's bytes, or to issue the instructions of a program."""
+    filled = occupancy(numbers, THREADS, gpu)
+    read = min(1.0, sum(v.numel * SIZES[v.dtype] for v in step.inputs) / step.bytes) if step.bytes else 1.0
+    if not name.startswith("program "):
+        asked = kind.packs * ASSUMED.load_bytes
+        return step.bytes / reached_bandwidth(filled, gpu, asked, read)
+    lanes, numel = int(name.split()[1]), max(v.numel for v in (*step.inputs, *step.outputs))
+    asked = lanes * sum(SIZES[v.dtype] for v in step.inputs if v.numel == numel) or ASSUMED.load_bytes
+    issued = numel / lanes / WARP * numbers["instructions"] / issue_rate(gpu)
+    return max(step.bytes / reached_bandwidth(filled, gpu, asked, read), issued)
+
+
+def issue_rate(gpu: Gpu) -> float:
+    """Instructions of warps a second: one of each scheduler at each clock."""
+    return gpu.multiprocessors * SCHEDULERS * gpu.clock
+
+
 def seconds_of(step: Step, gpu: Gpu, kernels: Numbers, tf32: bool = False) -> float:
     """What a step takes, launches apart."""
     kind = kind_of(step)
-    found = [numbers for name, numbers in kernels.items() if kind.kernels and re.fullmatch(kind.kernels, name)]
-    filled = min((occupancy(numbers, THREADS, gpu) for numbers in found), default=1.0)
-    moving = step.bytes / reached_bandwidth(filled, gpu)
+    found = (moving_seconds(step, kind, gpu, *those) for those in kernels_of(step, kind, kernels))
+    moving = max(found, default=step.bytes / reached_bandwidth(1.0, gpu, kind.packs * ASSUMED.load_bytes))
     apart = kind.apart_bytes(step) / reached_bandwidth(1.0, gpu)
     return apart + max(moving, kind.work * step.flops / rate_of(step, kind, gpu, tf32))
 
@@ -382,8 +457,9 @@ HEAD = """# Predicted steps on GPUs
 Written by `benchmarks/gpu_model.py --write`, on a machine without a GPU. **These are predictions, not measurements**:
 what was measured is in [gpu.md](gpu.md). Each step of the plan that the provider makes takes the longer of moving its
 bytes and of its operations. Of the data sheet's bandwidth {bandwidth:.0%} are reached, less where registers and shared
-memory of a kernel, as compiled for {architecture}, leave too few warps (the worst kernel
-of a kind counts); of the matrix units' rate {product:.0%} in products, times
+memory of a kernel, as compiled for {architecture}, leave too few warps for as many bytes to be under way (of kernels
+that may be a step's the worst counts), or where a program of elementwise ops has more instructions than are issued
+meanwhile; of the matrix units' rate {product:.0%} in products, times
 how evenly tiles of {tile[0]}x{tile[1]} fill the multiprocessors, and {attention:.0%} in attention. A kernel follows the
 last after {replayed:.1f} us in a graph that is replayed; launched by itself after {launched:.1f} us, if the host, which
 takes {host:.0f} us for each, keeps ahead. Steps with convolutions are never replayed. AdamW is counted; so are the

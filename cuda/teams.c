@@ -6,11 +6,13 @@
 enum {
   PACK_BYTES = 16,
   WARP = 32,
-  WARP_PACKS = 8,    /* of a thread, that omc_warp_team has room for */
+  WARP_PACKS = 8,    /* of a thread, that omc_warps_team has room for */
   PACKS = 4,         /* of a thread of a block, before it has more threads */
   SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
   COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
+  NEIGHBOURS = 8,    /* lanes of a warp with lines side by side: whole sectors of memory */
   BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
+  WALK_BLOCKS = 384, /* three for each multiprocessor of a large GPU */
   PART_PACKS = 8,    /* of a thread in a part, at least */
   PART_UNIT = 64     /* parts begin at multiples of so many elements */
 };
@@ -42,19 +44,31 @@ static void cut_in_parts(omc_gpu_lines *lines, int64_t blocks, int64_t least) {
   lines->parts = n > 0 ? (int32_t)omc_ceil_div(n, lines->step) : 1;
 }
 
-/* Of blocks for as many lines as `width`. */
-static omc_cuda_team columns_of(omc_gpu_lines *lines, int64_t width, bool by_parts,
+/* Lanes of a warp that have `pack` lines each: more of them where that leaves enough blocks. */
+static int32_t lanes_across(int64_t n, int64_t pack) {
+  int32_t lanes = 1;
+  while (lanes < WARP && lanes * pack < n &&
+         (lanes < NEIGHBOURS || 2 * lanes * pack * BUSY_BLOCKS <= n))
+    lanes *= 2;
+  return lanes;
+}
+
+static omc_cuda_team columns_of(omc_gpu_lines *lines, int64_t pack, bool by_parts,
                                 const char *name) {
+  lines->across = lanes_across(lines->kept.n, pack);
+  const int64_t sharing = WARP / lines->across; /* lanes of a warp */
   int64_t warps = 1;
-  while (warps < COLUMN_WARPS && warps * SHORT < lines->along.n) warps *= 2;
-  const int64_t blocks = omc_ceil_div(lines->kept.n, width);
-  cut_in_parts(lines, by_parts ? blocks : BUSY_BLOCKS, warps * PART_PACKS);
+  while (warps < COLUMN_WARPS && warps * sharing * SHORT < lines->along.n) warps *= 2;
+  const int64_t blocks = omc_ceil_div(lines->kept.n, lines->across * pack);
+  cut_in_parts(lines, by_parts ? blocks : BUSY_BLOCKS, warps * sharing * PART_PACKS);
   return (omc_cuda_team){name, {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
 }
 
-omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts) {
-  return columns_of(lines, WARP, by_parts, lines->along.rank > 1 ? "_grouped_columns" : "_columns");
+static omc_cuda_team narrow_columns_of(omc_gpu_lines *lines, bool by_parts) {
+  return columns_of(lines, 1, by_parts, lines->along.rank > 1 ? "_grouped_columns" : "_columns");
 }
+
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines) { return narrow_columns_of(lines, false); }
 
 /* Whether lines are neighbours, by whole packs that are aligned if the first is. */
 static bool are_packed(const omc_gpu_lines *lines, int64_t pack) {
@@ -66,10 +80,10 @@ static bool are_packed(const omc_gpu_lines *lines, int64_t pack) {
   return packed && (inner == 0 || kept->group[inner].size % pack == 0);
 }
 
-omc_cuda_team omc_cuda_sums_of_columns(omc_gpu_lines *lines, size_t bytes) {
+omc_cuda_team omc_cuda_columns_by_parts(omc_gpu_lines *lines, size_t bytes) {
   const int64_t pack = PACK_BYTES / (int64_t)bytes;
-  return are_packed(lines, pack) ? columns_of(lines, WARP * pack, true, "_wide_columns")
-                                 : omc_cuda_columns_of(lines, true);
+  return are_packed(lines, pack) ? columns_of(lines, pack, true, "_wide_columns")
+                                 : narrow_columns_of(lines, true);
 }
 
 omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
@@ -88,11 +102,22 @@ omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_part
 
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
   const omc_gpu_places *along = &lines->along;
-  const int64_t room = PACK_BYTES / (int64_t)bytes * WARP_PACKS * WARP, inner = along->rank - 1;
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, room = pack * WARP_PACKS * WARP;
+  const int32_t inner = along->rank - 1;
   if (along->group[inner].stride != 1 || along->n <= SHORT)
-    return by_parts ? omc_cuda_sums_of_columns(lines, bytes) : omc_cuda_columns_of(lines, false);
+    return by_parts ? omc_cuda_columns_by_parts(lines, bytes) : omc_cuda_columns_of(lines);
   if (inner > 0 || along->n > room) return omc_cuda_block_of(lines, bytes, by_parts);
   cut_in_parts(lines, BUSY_BLOCKS, 1);
   const int64_t warps = OMC_LINE_THREADS / WARP;
-  return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
+  return (omc_cuda_team){along->n % pack == 0 ? "_whole_warps" : "_warps",
+                         {omc_ceil_div(lines->kept.n, warps), OMC_LINE_THREADS, 0}};
+}
+
+omc_cuda_team omc_cuda_walk_of(omc_gpu_lines *lines, size_t bytes) {
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, n = lines->along.n;
+  const int64_t room = WARP * omc_min(pack * WARP_PACKS, OMC_WALK_SUMS);
+  if (n <= SHORT || n > room || n % pack != 0) return (omc_cuda_team){0};
+  cut_in_parts(lines, BUSY_BLOCKS, 1);
+  const int64_t blocks = omc_ceil_div(lines->kept.n, OMC_WALK_THREADS / WARP);
+  return (omc_cuda_team){"_walk", {omc_max(omc_min(blocks, WALK_BLOCKS), 1), OMC_WALK_THREADS, 0}};
 }

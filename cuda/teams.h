@@ -21,10 +21,14 @@ typedef struct omc_cuda_team {
  */
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
-/* The same of one kind: columns go along any lines, a block along neighbours. Sums are by parts,
- * and of wide columns where lines are neighbours. */
-omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts);
-omc_cuda_team omc_cuda_sums_of_columns(omc_gpu_lines *lines, size_t bytes);
+/* The same of one kind: columns go along any lines, those by parts are wide where lines are
+ * neighbours, and a block goes along neighbours. */
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines);
+omc_cuda_team omc_cuda_columns_by_parts(omc_gpu_lines *lines, size_t bytes);
 omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
+
+/* Few blocks, whose warps go from line to line and have room for a sum of each element of one; no
+ * name where lines are too long or too short for that, or not of whole packs. */
+omc_cuda_team omc_cuda_walk_of(omc_gpu_lines *lines, size_t bytes);
 
 #endif

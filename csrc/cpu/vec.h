@@ -90,6 +90,7 @@ OMC_INLINE vacc_t vabs(vacc_t x);
 
 #if OMC_IS_FLOAT
 OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c); /* a*b + c, one rounding where there is FMA */
+OMC_INLINE vacc_t vratio(vacc_t a, vacc_t b); /* a / b within 2 ulp, or denormal, for b >= 1 */
 OMC_INLINE vacc_t vsqrt(vacc_t x);
 OMC_INLINE vacc_t vfloor(vacc_t x);
 OMC_INLINE vacc_t vround(vacc_t x);           /* halves to even */

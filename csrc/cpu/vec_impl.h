@@ -296,6 +296,7 @@ OMC_INLINE vacc_t vsqrt(vacc_t x) { return (vacc_t)OMC_V(sqrt)(x); }
 OMC_INLINE vacc_t vsqrt(vacc_t x) { return OMC_LANES(x, OMC_R(sqrt)); }
 #endif
 
+OMC_INLINE vacc_t vratio(vacc_t a, vacc_t b) { return a / b; }
 OMC_INLINE vmask omc_sign_bit(vacc_t x) { return (vmask)x & (vmask)vset(-(acc_t)0); }
 OMC_INLINE vacc_t vsign(vacc_t x, vacc_t of) { return (vacc_t)((vmask)vabs(x) | omc_sign_bit(of)); }
 

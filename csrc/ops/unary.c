@@ -82,7 +82,7 @@ UNARY_WITH(Elu, FLOAT, i, a, vblend(a < vset(0), vexpm1(a *i[2]) * (i[0] * i[1])
  * which is within 1.5e-7: in float16 that can be seen, and there is nothing left of denormals. */
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 OMC_INLINE vacc_t erf_of_halves_from(vacc_t x, vacc_t fall) { /* fall: exp(-x^2) */
-  const vacc_t t = vset(1) / vfma(vset((acc_t)0.3275911), vabs(x), vset(1));
+  const vacc_t t = vratio(vset(1), vfma(vset((acc_t)0.3275911), vabs(x), vset(1)));
   vacc_t p = vfma(vset((acc_t)1.061405429), t, vset((acc_t)-1.453152027));
   p = vfma(vfma(p, t, vset((acc_t)1.421413741)), t, vset((acc_t)-0.284496736));
   p = vfma(p, t, vset((acc_t)0.254829592));
@@ -118,7 +118,7 @@ typedef enum { NORMAL, TANH, NORMAL_OF_HALVES } gelu_form;
 /* Added to 1, its relative error near 0 is of no interest. */
 OMC_INLINE vacc_t gelu_tanh(vacc_t x) {
   const vacc_t u = BETA * vfma(vset(KAPPA), x * x * x, x), s = vexp(vset(-2) * vabs(u));
-  return vsign(vset(1) - (s + s) / (vset(1) + s), u);
+  return vsign(vset(1) - vratio(s + s, vset(1) + s), u);
 }
 /* As vnormal. */
 OMC_INLINE vacc_t normal_of_halves(vacc_t x, vacc_t *density) {

@@ -18,6 +18,7 @@ struct omc_hip_place {
 #define threadIdx (omc_hip_place{__builtin_amdgcn_workitem_id_x()})
 #define blockIdx (omc_hip_place{__builtin_amdgcn_workgroup_id_x()})
 #define blockDim (omc_hip_place{__builtin_amdgcn_workgroup_size_x()})
+#define gridDim (omc_hip_place{__builtin_amdgcn_grid_size_x() / blockDim.x})
 
 #define OMC_HIP static __device__ __forceinline__
 

@@ -84,6 +84,15 @@ OMC_INLINE vacc_t operator/(vacc_t a, vacc_t b) { return a.x / b.x; }
 OMC_INLINE vacc_t operator-(vacc_t x) { return -x.x; }
 
 OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) { return OMC_R(fma)(a.x, b.x, c.x); }
+#if defined(OMC_COMPUTE_F32) && defined(__CUDA_ARCH__) && !defined(OMC_EMULATED)
+OMC_INLINE vacc_t vratio(vacc_t a, vacc_t b) {
+  acc_t ratio;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(ratio) : "f"(a.x), "f"(b.x));
+  return ratio;
+}
+#else
+OMC_INLINE vacc_t vratio(vacc_t a, vacc_t b) { return a / b; }
+#endif
 OMC_INLINE vacc_t vsqrt(vacc_t x) { return OMC_R(sqrt)(x.x); }
 OMC_INLINE vacc_t vfloor(vacc_t x) { return OMC_R(floor)(x.x); }
 OMC_INLINE vacc_t vround(vacc_t x) { return OMC_R(rint)(x.x); }

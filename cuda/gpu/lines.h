@@ -1,7 +1,8 @@
 /* A tensor as lines along which something is reduced, and teams of threads that go along them: a
  * warp or a block for a line whose elements are neighbours, else a block for as many lines as a
- * warp has lanes, or for as many packs of them, whose warps share out the elements. A kernel is
- * written once for all teams. Read by the host as C11.
+ * warp has lanes, or for as many packs of them, whose warps share out the elements, as do the lanes
+ * that are more than lines side by side. A kernel is written once for all teams. Read by the host
+ * as C11.
  *
  * Whoever includes this as device code has defined OMC_STORAGE, what most elements are stored as,
  * and what is computed in, see lane.h. All sums are in an order that depends on shapes alone. */
@@ -11,8 +12,10 @@
 #include "cuda/gpu/divide.h"
 
 enum {
-  OMC_GPU_GROUPS = 4,    /* of 8 axes, where kept and reduced ones are in turn */
-  OMC_LINE_THREADS = 256 /* of a block at most, of which a multiprocessor has room for two */
+  OMC_GPU_GROUPS = 4,     /* of 8 axes, where kept and reduced ones are in turn */
+  OMC_LINE_THREADS = 256, /* of a block at most, of which a multiprocessor has room for two */
+  OMC_WALK_THREADS = 128, /* of one whose warps go from line to line */
+  OMC_WALK_SUMS = 32      /* that each thread then has registers for */
 };
 
 /* Positions 0 to n - 1 of groups of axes, outermost first; there is one at least. Quotients are
@@ -27,11 +30,12 @@ typedef struct omc_gpu_places {
   } group[OMC_GPU_GROUPS];
 } omc_gpu_places;
 
-/* kept.n lines of along.n elements. Part i of a line has the elements from i * step on. */
+/* kept.n lines of along.n elements. Part i of a line has the elements from i * step on. Of columns
+ * `across` lanes of a warp, a power of 2, have lines of their own. */
 typedef struct omc_gpu_lines {
   omc_gpu_places kept, along;
   int64_t step;
-  int32_t parts, unused;
+  int32_t parts, across;
 } omc_gpu_lines;
 
 #ifdef OMC_GPU
@@ -163,10 +167,12 @@ OMC_INLINE T omc_join_warps(T x) {
   return all;
 }
 
+/* Of lanes whose numbers are the same modulo `across`. */
 template <typename Verb, typename T>
-OMC_INLINE T omc_join_lanes(T x) {
+OMC_INLINE T omc_join_lanes(T x, int across = 1) {
 #pragma unroll
-  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2) x = Verb::join(x, omc_of_lane(x, mask));
+  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2)
+    if (mask >= across) x = Verb::join(x, omc_of_lane(x, mask));
   return x;
 }
 
@@ -198,17 +204,38 @@ struct omc_team {
  * the two is 1. A line is SLOTS packs of each thread at most, which stay in registers; with SLOTS 0
  * it is of any length and read again by each pass. A pass asks for AHEAD packs before it waits for
  * the first of them. The elements of lines that are not GROUPED are evenly apart, one after the
- * other where ALONG is not 1. */
-struct omc_warp_team : omc_team {
-  enum { PACK = OMC_ROW_PACK, LINES = 1, ALONG = PACK, SLOTS = 8, AHEAD = 1, GROUPED = 0 };
-  OMC_METHOD explicit omc_warp_team(const omc_gpu_lines &of)
+ * other where ALONG is not 1. Packs are WHOLE where the last of a line or of a group is too; of
+ * columns, they may be read beyond the last line, as rows are of whole packs. */
+template <bool whole, int slots>
+struct omc_warps_team : omc_team {
+  enum {
+    PACK = OMC_ROW_PACK,
+    LINES = 1,
+    ALONG = PACK,
+    SLOTS = slots,
+    AHEAD = 1,
+    GROUPED = 0,
+    WHOLE = whole
+  };
+  OMC_METHOD explicit omc_warps_team(const omc_gpu_lines &of)
       : omc_team(of, blockDim.x / OMC_WARP, threadIdx.x / OMC_WARP, threadIdx.x % OMC_WARP,
                  OMC_WARP) {}
   template <typename Verb, typename T>
   OMC_METHOD T join(T x) const {
     return omc_join_lanes<Verb>(x);
   }
+  /* On to the next line of a grid whose warps share them out. */
+  OMC_METHOD void walk() { line += (int64_t)gridDim.x * (blockDim.x / OMC_WARP); }
 };
+enum {
+  OMC_WALK_BLOCKS = sizeof(acc_t) == sizeof(double) ? 2 : 3, /* of a multiprocessor */
+  OMC_SLOTS = 8,
+  OMC_WALK_SLOTS = OMC_WALK_SUMS / OMC_ROW_PACK < OMC_SLOTS ? OMC_WALK_SUMS / OMC_ROW_PACK
+                                                            : (int)OMC_SLOTS
+};
+typedef omc_warps_team<false, OMC_SLOTS> omc_warp_team;
+typedef omc_warps_team<true, OMC_SLOTS> omc_whole_warp_team;
+typedef omc_warps_team<true, OMC_WALK_SLOTS> omc_walking_team;
 template <int pack, bool grouped>
 struct omc_block_team : omc_team {
   enum {
@@ -217,7 +244,8 @@ struct omc_block_team : omc_team {
     ALONG = pack,
     SLOTS = 0,
     AHEAD = pack == OMC_ROW_PACK ? 4 : 8,
-    GROUPED = grouped
+    GROUPED = grouped,
+    WHOLE = grouped
   };
   OMC_METHOD explicit omc_block_team(const omc_gpu_lines &of)
       : omc_team(of, 1, 0, threadIdx.x, blockDim.x) {}
@@ -238,14 +266,15 @@ struct omc_columns_team : omc_team {
     ALONG = 1,
     SLOTS = 0,
     AHEAD = lines_ == 1 ? 8 : 4,
-    GROUPED = grouped
+    GROUPED = grouped,
+    WHOLE = 1
   };
   OMC_METHOD explicit omc_columns_team(const omc_gpu_lines &of)
-      : omc_team(of, OMC_WARP * LINES, threadIdx.x % OMC_WARP * LINES, threadIdx.x / OMC_WARP,
-                 blockDim.x / OMC_WARP) {}
+      : omc_team(of, of.across * LINES, threadIdx.x % of.across * LINES, threadIdx.x / of.across,
+                 blockDim.x / of.across) {}
   template <typename Verb, typename T>
   OMC_METHOD T join(T x) const {
-    return omc_join_warps<Verb>(x);
+    return omc_join_warps<Verb>(omc_join_lanes<Verb>(x, lines.across));
   }
 };
 
@@ -257,9 +286,12 @@ typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
  * member `lines` it is of. */
 #define OMC_LINE_KERNEL(name, team, type, ...) \
   OMC_GLOBAL_BLOCKS(name, OMC_LINE_THREADS, 2, type, p) { __VA_ARGS__(team(p.lines), p); }
-#define OMC_LINE_KERNELS(name, type, ...)                         \
+#define OMC_WARP_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
-  OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
+  OMC_LINE_KERNEL(name##_whole_warps, omc_whole_warp_team, type, __VA_ARGS__)
+#define OMC_LINE_KERNELS(name, type, ...)                        \
+  OMC_WARP_KERNELS(name, type, __VA_ARGS__)                      \
+  OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_columns, omc_column_team, type, __VA_ARGS__)
 #define OMC_GROUPED_LINE_KERNELS(name, type, ...)                                \
   OMC_LINE_KERNEL(name##_grouped_block, omc_grouped_team, type, __VA_ARGS__)     \
@@ -318,8 +350,8 @@ OMC_INLINE int64_t omc_along_line(const omc_gpu_places &along, int64_t k) {
 }
 template <typename Team>
 OMC_INLINE int omc_lanes_of(const Team &team, int64_t k) {
-  const int64_t left = Team::LINES > 1 ? team.lines.kept.n - team.line : team.last - k;
-  return left < Team::PACK ? (int)left : (int)Team::PACK;
+  const int64_t left = team.last - k;
+  return !Team::WHOLE && left < Team::PACK ? (int)left : (int)Team::PACK;
 }
 
 /* A team's line of a tensor, by the packs of a thread; with SLOTS 0 those of one pass. */
@@ -416,7 +448,7 @@ OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
 /* Writes term(at) to all elements of the team's part. Lines may lie where they are written. */
 template <typename E, typename Team, typename Term, typename... Lines>
 OMC_INLINE void omc_write_line(const Team &team, void *data, Term term, Lines &...lines) {
-  static_assert(Team::LINES == 1 && !Team::GROUPED, "elements are evenly apart on one line");
+  static_assert(!Team::GROUPED, "elements are evenly apart");
   E *const to = (E *)data + team.offset();
   omc_each_pack(
       team,

@@ -16,12 +16,12 @@ typedef struct boolean {
 
 OMC_INLINE float to_float(bf16 e) { return omc_bits_float((uint32_t)e.bits << 16); }
 
-OMC_INLINE bf16 to_bf16(float x) {
-  const uint32_t u = omc_float_bits(x);
-  return bf16{(uint16_t)((x != x ? u | 0x400000u : u + 0x7fffu + (u >> 16 & 1u)) >> 16)};
-}
-
 #if defined(__CUDA_ARCH__) && !defined(OMC_EMULATED)
+OMC_INLINE bf16 to_bf16(float x) {
+  bf16 e;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(e.bits) : "f"(x));
+  return e;
+}
 OMC_INLINE float to_float(f16 e) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(e.bits));
@@ -33,6 +33,10 @@ OMC_INLINE f16 to_f16(float x) {
   return e;
 }
 #else
+OMC_INLINE bf16 to_bf16(float x) {
+  const uint32_t u = omc_float_bits(x);
+  return bf16{(uint16_t)((x != x ? u | 0x400000u : u + 0x7fffu + (u >> 16 & 1u)) >> 16)};
+}
 /* The smallest halves are made by multiplying: as bit patterns they would be denormal floats. */
 OMC_INLINE float to_float(f16 e) {
   const uint32_t exponent = e.bits >> 10 & 31u, rest = e.bits & 1023u;

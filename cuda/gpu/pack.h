@@ -43,7 +43,8 @@ struct omc_loaded {
   OMC_METHOD E operator[](int l) const { return e[l]; }
 };
 
-/* The first `lanes` of N neighbours, in one access if they are all there and aligned. */
+/* The first `lanes` of N neighbours, the others 0, in one access if they are all there and aligned.
+ */
 template <typename E, int N>
 OMC_INLINE void omc_load(omc_loaded<E, N> &to, const E *from, int lanes) {
   typedef omc_loaded<E, N> loaded;
@@ -54,8 +55,7 @@ OMC_INLINE void omc_load(omc_loaded<E, N> &to, const E *from, int lanes) {
     for (int w = 0; w < loaded::WORDS; w++) to.words[w] = pack.e[w];
   } else {
 #pragma unroll
-    for (int l = 0; l < N; l++)
-      if (l < lanes) to.e[l] = from[l];
+    for (int l = 0; l < N; l++) to.e[l] = l < lanes ? from[l] : E{};
   }
 }
 template <typename E, int N>

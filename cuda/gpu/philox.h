@@ -57,6 +57,14 @@ OMC_INLINE void omc_draws(const omc_gpu_seed &seed, uint32_t subsequence, uint64
 #pragma unroll
   for (int i = 0; i < 4; i++) out[i] = four % 2 ? omc_turned(out[i]) : out[i];
 }
+/* The same of two fours, the first of them even. */
+OMC_INLINE void omc_draws(const omc_gpu_seed &seed, uint32_t subsequence, uint64_t four,
+                          uint32_t (&out)[8]) {
+  uint32_t words[4];
+  omc_philox(seed, subsequence, four / 2, words);
+#pragma unroll
+  for (int i = 0; i < 8; i++) out[i] = i < 4 ? words[i] : omc_turned(words[i - 4]);
+}
 
 #endif
 

@@ -43,12 +43,12 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
   p->sums_lines.kept = omc_cuda_places(channels, inner);
   p->sums_lines.along = omc_cuda_places(batch, channels * inner);
   if (!across) omc_cuda_add_group(&p->sums_lines.along, inner, 1);
-  omc_cuda_team team = across ? omc_cuda_sums_of_columns(&p->sums_lines, bytes)
+  omc_cuda_team team = across ? omc_cuda_columns_by_parts(&p->sums_lines, bytes)
                               : omc_cuda_team_of(&p->sums_lines, bytes, true);
   OMC_TRY(kernel_of(device, node, "sums_of_", team, &p->sums, &p->sums_grid));
   p->join_lines.kept = omc_cuda_places(channels, 1);
   p->join_lines.along = omc_cuda_places(p->sums_lines.parts, channels);
-  OMC_TRY(kernel_of(device, node, "join_", omc_cuda_columns_of(&p->join_lines, false), &p->join,
+  OMC_TRY(kernel_of(device, node, "join_", omc_cuda_columns_of(&p->join_lines), &p->join,
                     &p->join_grid));
   const int64_t n = batch * channels * inner, pack = PACK_BYTES / (int64_t)bytes;
   if (inner >= pack) {
@@ -56,11 +56,11 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
   } else if (across) { /* parts of channels again */
     p->elements_lines.kept = omc_cuda_places(channels, 1);
     p->elements_lines.along = omc_cuda_places(batch, channels);
-    team = omc_cuda_columns_of(&p->elements_lines, true);
+    team = omc_cuda_columns_by_parts(&p->elements_lines, bytes);
   } else {
     p->elements_lines.kept = omc_cuda_places(batch * channels, inner);
     p->elements_lines.along = omc_cuda_places(inner, 1);
-    team = omc_cuda_columns_of(&p->elements_lines, false);
+    team = omc_cuda_columns_of(&p->elements_lines);
   }
   p->given = (omc_batch_norm){.channels = channels,
                               .n = n,

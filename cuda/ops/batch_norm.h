@@ -138,6 +138,7 @@ OMC_INLINE void join_gradients(const Team &team, const omc_batch_norm &p) {
 struct of_channel {
   acc_t mean, rstd, scale, shift, mean_dy, mean_dyx;
 
+  of_channel() = default;
   OMC_METHOD of_channel(const omc_batch_norm &p, int64_t c) {
     mean = ((const acc_t *)p.mean)[c], rstd = ((const acc_t *)p.rstd)[c];
     scale = rstd * channel_value(p.gamma, c, 1), shift = channel_value(p.beta, c, 0);
@@ -151,17 +152,23 @@ struct of_channel {
 };
 
 template <typename Team>
+OMC_INLINE omc_of_lines<of_channel, Team> channels_of(const Team &team, const omc_batch_norm &p) {
+  return omc_each_line<of_channel>(
+      team, [&](int64_t line, int) { return of_channel(p, omc_remainder(&line, p.by_channels)); });
+}
+
+template <typename Team>
 OMC_INLINE void normalize(const Team &team, const omc_batch_norm &p) {
   omc_line<storage_t, Team> x(team, p.x);
-  const of_channel c(p, team.has_line() ? team.line % p.channels : 0);
-  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c.y(x[at]); }, x);
+  const omc_of_lines<of_channel, Team> c = channels_of(team, p);
+  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c[at].y(x[at]); }, x);
 }
 
 template <typename Team>
 OMC_INLINE void normalize_grad(const Team &team, const omc_batch_norm &p) {
   omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
-  const of_channel c(p, team.has_line() ? team.line % p.channels : 0);
-  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c.dx(dy[at], x[at]); }, dy, x);
+  const omc_of_lines<of_channel, Team> c = channels_of(team, p);
+  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c[at].dx(dy[at], x[at]); }, dy, x);
 }
 
 /* Packs of neighbours wherever channels begin: each is of two at most. */
@@ -194,8 +201,8 @@ OMC_COLUMN_KERNELS(sums_of_BatchNorm, omc_batch_norm, statistics)
 OMC_COLUMN_KERNELS(sums_of_BatchNormGrad, omc_batch_norm, gradient_sums)
 OMC_LINE_KERNEL(join_BatchNorm_columns, omc_column_team, omc_batch_norm, join_statistics)
 OMC_LINE_KERNEL(join_BatchNormGrad_columns, omc_column_team, omc_batch_norm, join_gradients)
-OMC_LINE_KERNEL(BatchNorm_columns, omc_column_team, omc_batch_norm, normalize)
-OMC_LINE_KERNEL(BatchNormGrad_columns, omc_column_team, omc_batch_norm, normalize_grad)
+OMC_COLUMN_KERNELS(BatchNorm, omc_batch_norm, normalize)
+OMC_COLUMN_KERNELS(BatchNormGrad, omc_batch_norm, normalize_grad)
 OMC_GLOBAL_BLOCKS(BatchNorm_packs, OMC_LINE_THREADS, 2, omc_batch_norm, p) {
   packs_of_channels<false>(p);
 }

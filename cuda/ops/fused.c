@@ -6,12 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/int.h"
 #include "cuda/gpu/axis.h"
 #include "cuda/launch.h"
 #include "ops/op.h"
 #include "ops/program.h"
 
-enum { THREADS = 256, LANES = 4, MAX_PARAMETER_BYTES = 4096 };
+enum { THREADS = 256, PACK_BYTES = 16, MIN_LANES = 4, MAX_LANES = 8, MAX_PARAMETER_BYTES = 4096 };
 
 /* How a lane finds its element of an input. */
 typedef enum { ABSENT, DENSE, NUMBER, BROADCAST } access;
@@ -25,7 +26,8 @@ typedef struct input {
 
 typedef struct params {
   omc_cuda_kernel kernel;
-  int64_t n; /* elements of the iteration shape */
+  int64_t n;     /* elements of the iteration shape */
+  int32_t lanes; /* of a thread: elements that it works on */
   uint32_t n_in, n_out;
   const input *in;
   size_t bytes;     /* of the parameters */
@@ -87,7 +89,7 @@ static omc_status run_program(const omc_kernel_args *args) {
     void *const data = t->type ? t->data : NULL;
     memcpy(at, &data, sizeof data);
   }
-  const int64_t of_block = (int64_t)THREADS * LANES;
+  const int64_t of_block = (int64_t)THREADS * p->lanes;
   const omc_cuda_grid grid = {(p->n + of_block - 1) / of_block, THREADS, 0};
   return omc_cuda_launch(&p->kernel, grid, parameters, args->queue);
 }
@@ -160,7 +162,7 @@ static void put_words(const writer *w) {
     if (code->op != OMC_OP_Dropout) continue;
     put(w,
         "  uint32_t w%u[OMC_LANES_OF_THREAD];\n"
-        "  omc_draws(p.seed, %uu, (uint64_t)(first / OMC_LANES_OF_THREAD), w%u);\n",
+        "  omc_draws(p.seed, %uu, (uint64_t)first / 4, w%u);\n",
         k, (uint32_t)code->imm[2], k);
   }
 }
@@ -192,10 +194,20 @@ static void put_instruction(const writer *w, uint32_t k) {
   put(w, "i%u);\n", k);
 }
 
+/* Whether lanes past the end may do as others, of what nobody wants. */
+static bool is_harmless(const writer *w) {
+  bool harmless = true;
+  for (uint32_t i = 0; i < w->params->n_in; i++) harmless &= w->params->in[i].access != BROADCAST;
+  for (uint32_t k = 0; k < w->program->n_code; k++) harmless &= !w->program->code[k].divides;
+  return harmless;
+}
+
 static void put_program(const writer *w) {
   const omc_program *program = w->program;
-  put(w, "#define OMC_COMPUTE_%s\n#include \"cuda/ops/program.h\"\n\n",
-      omc_cuda_class(program->cls));
+  put(w,
+      "#define OMC_COMPUTE_%s\n#define OMC_LANES_OF_THREAD %d\n"
+      "#include \"cuda/ops/program.h\"\n\n",
+      omc_cuda_class(program->cls), w->params->lanes);
   put_parameters(w);
   /* Of 64 bits, four lanes would spill in the registers that the compiler gives by itself. */
   put(w, "\nOMC_GLOBAL%s(program, %d, params, p) {\n",
@@ -210,7 +222,8 @@ static void put_program(const writer *w) {
   put_words(w);
   put(w,
       "#pragma unroll\n  for (int l = 0; l < OMC_LANES_OF_THREAD; l++) {\n"
-      "    if (l >= lanes) break;\n    const %s index = (%s)(first + l);\n    (void)index;\n",
+      "%s    const %s index = (%s)(first + l);\n    (void)index;\n",
+      is_harmless(w) ? "" : "    if (l >= lanes) break;\n",
       is_narrow(w->params->n) ? "uint32_t" : "int64_t",
       is_narrow(w->params->n) ? "uint32_t" : "int64_t");
   for (uint32_t i = 0; i < program->n_in; i++) put_operand(w, i);
@@ -248,6 +261,20 @@ static input input_of(const omc_value *v, const omc_shape *shape) {
   return in;
 }
 
+/* As many as a pack has of the largest elements that are read or written. Of 64 bits there are no
+ * registers for more than the fewest, and what is broadcast is read one by one. */
+static int32_t lanes_of(const params *p, const omc_program *program) {
+  int64_t bytes = PACK_BYTES / MAX_LANES;
+  if (omc_dtype_size(program->cls) == sizeof(uint64_t)) return MIN_LANES;
+  for (uint32_t i = 0; i < p->n_in; i++) {
+    if (p->in[i].access == BROADCAST) return MIN_LANES;
+    if (p->in[i].access == DENSE) bytes = omc_max(bytes, (int64_t)omc_dtype_size(p->in[i].dtype));
+  }
+  for (uint32_t i = 0; i < p->n_out; i++)
+    bytes = omc_max(bytes, (int64_t)omc_dtype_size(program->out[i].dtype));
+  return (int32_t)omc_max(PACK_BYTES / bytes, MIN_LANES);
+}
+
 static omc_status params_program(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
   params *p = params_;
@@ -259,6 +286,7 @@ static omc_status params_program(omc_cuda_device *device, const omc_node *node, 
   if (!in) OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
   for (uint32_t i = 0; i < node->n_in; i++) in[i] = input_of(omc_in(node, i), &program.shape);
   p->n_in = program.n_in, p->n_out = program.n_out, p->in = in;
+  p->lanes = lanes_of(p, &program);
   OMC_TRY(lay_out(device, node, arena, p));
   char *source = source_of(&program, p);
   if (!source) OMC_NODE_FAIL(node, ENOMEM, "no memory for device code");

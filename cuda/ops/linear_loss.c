@@ -64,7 +64,7 @@ static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, co
   omc_gpu_lines *lines = &c->columns.lines;
   lines->kept = omc_cuda_places(p->form.loss.classes, 1);
   lines->along = omc_cuda_places(c->rows, p->row);
-  const omc_cuda_team team = omc_cuda_sums_of_columns(lines, omc_dtype_size(p->wide));
+  const omc_cuda_team team = omc_cuda_columns_by_parts(lines, omc_dtype_size(p->wide));
   c->columns_grid = team.grid;
   char defines[96];
   snprintf(defines, sizeof defines, "%s#define OMC_READ %s\n", sum, omc_cuda_storage(p->dtype));
@@ -121,7 +121,7 @@ static omc_status plan_join(omc_cuda_device *device, const omc_node *node, param
   omc_gpu_lines *lines = &p->joined.lines;
   lines->kept = omc_cuda_places(p->form.loss.classes, 1);
   lines->along = omc_cuda_places(parts, p->form.loss.classes);
-  const omc_cuda_team team = omc_cuda_columns_of(lines, false);
+  const omc_cuda_team team = omc_cuda_columns_of(lines);
   p->join_grid = team.grid;
   return omc_cuda_kernel_of(device, "reduce", p->wide, sum, "join", team.name, &p->join);
 }

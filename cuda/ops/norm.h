@@ -27,6 +27,13 @@ typedef struct omc_layer_sums {
   int64_t groups, channels; /* as above */
 } omc_layer_sums;
 
+/* Both at once, of which the sums are by parts as there are blocks; their lines are not asked for.
+ */
+typedef struct omc_layer_grads {
+  omc_layer rows;
+  omc_layer_sums sums;
+} omc_layer_grads;
+
 #ifdef OMC_GPU
 
 /* gamma or beta of the elements of a line: of each its own, */
@@ -86,9 +93,9 @@ OMC_INLINE void layer(const Team &team, const omc_layer &p) {
 }
 
 /* dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gamma, mean(g) being 0 about 0.
- */
-template <bool CENTRED, template <typename, typename> class Of, typename Team>
-OMC_INLINE void layer_grad(const Team &team, const omc_layer &p) {
+ * Calls each(at, dy, xhat) once for all elements. */
+template <bool CENTRED, template <typename, typename> class Of, typename Team, typename Each>
+OMC_INLINE void layer_grad(const Team &team, const omc_layer &p, Each each) {
   const acc_t n = (acc_t)p.lines.along.n;
   omc_line<OMC_Y, Team> dy(team, p.dy);
   omc_line<storage_t, Team> x(team, p.x);
@@ -98,11 +105,21 @@ OMC_INLINE void layer_grad(const Team &team, const omc_layer &p) {
   const auto g = [&](omc_at at) { return p.gamma ? dy[at] * gamma[at] : dy[at]; };
   const auto xhat = [&](omc_at at) { return (x[at] - mean) * rstd; };
   const omc_two sums = omc_fold<omc_sum, omc_two>(
-      team, [&](omc_at at) { return omc_two{g(at), g(at) * xhat(at)}; }, dy, x, gamma);
+      team,
+      [&](omc_at at) {
+        each(at, dy[at], xhat(at));
+        return omc_two{g(at), g(at) * xhat(at)};
+      },
+      dy, x, gamma);
   const acc_t mean_g = CENTRED ? sums.a / n : 0, mean_gx = sums.b / n;
   omc_write_line<storage_t>(
       team, p.out, [&](omc_at at) { return rstd * (g(at) - mean_g - xhat(at) * mean_gx); }, dy, x,
       gamma);
+}
+
+template <bool CENTRED, template <typename, typename> class Of, typename Team>
+OMC_INLINE void layer_grad(const Team &team, const omc_layer &p) {
+  layer_grad<CENTRED, Of>(team, p, [](omc_at, acc_t, acc_t) {});
 }
 
 OMC_INLINE void write_sums(const omc_layer_sums &p, int64_t i, acc_t dgamma, acc_t dbeta) {
@@ -127,6 +144,45 @@ OMC_INLINE void layer_sums(const Team &team, const omc_layer_sums &p) {
     acc_t *const partial = (acc_t *)p.partial + 2 * team.part * p.lines.kept.n + line;
     partial[0] = sums.of[l].a, partial[p.lines.kept.n] = sums.of[l].b;
   });
+}
+
+/* Sums of dy * xhat and dy in as many places as a pack has. */
+struct sums_of_pack {
+  omc_two of[OMC_ROW_PACK];
+
+  static OMC_METHOD sums_of_pack join(sums_of_pack a, const sums_of_pack &b) {
+#pragma unroll
+    for (int l = 0; l < OMC_ROW_PACK; l++) a.of[l] = omc_sum::join(a.of[l], b.of[l]);
+    return a;
+  }
+};
+
+/* The gradients of rows that stay in registers, and of parameters: each thread adds up what of
+ * these is in its places of the rows that its warp goes through. A block is a part. */
+template <bool CENTRED>
+OMC_INLINE void layer_grads(const omc_layer_grads &p) {
+  sums_of_pack sums[OMC_WALK_SLOTS] = {};
+  omc_walking_team team(p.rows.lines);
+  for (; team.has_line(); team.walk())
+    layer_grad<CENTRED, of_row>(team, p.rows, [&](omc_at at, acc_t dy, acc_t xhat) {
+      omc_two &sum = sums[at.slot].of[at.l];
+      sum = omc_sum::join(sum, omc_two{dy * xhat, dy});
+    });
+  const int64_t n = p.rows.lines.along.n;
+  acc_t *const partial = (acc_t *)p.sums.partial + 2 * (int64_t)blockIdx.x * n;
+#pragma unroll
+  for (int slot = 0; slot < OMC_WALK_SLOTS; slot++) {
+    if (slot * OMC_WARP * OMC_ROW_PACK >= n) break;
+    const sums_of_pack all = omc_join_warps<sums_of_pack>(sums[slot]);
+    const int64_t k = (slot * OMC_WARP + (int)threadIdx.x) * OMC_ROW_PACK;
+    if (threadIdx.x >= OMC_WARP || k >= n) continue;
+#pragma unroll
+    for (int l = 0; l < OMC_ROW_PACK; l++)
+      if (gridDim.x == 1)
+        write_sums(p.sums, k + l, all.of[l].a, all.of[l].b);
+      else
+        partial[k + l] = all.of[l].a, partial[n + k + l] = all.of[l].b;
+  }
 }
 
 /* Of a channel of a sample. */
@@ -160,7 +216,19 @@ OMC_LINE_KERNELS(RmsNorm, omc_layer, layer<false, of_row>)
 OMC_LINE_KERNELS(GroupNorm, omc_layer, layer<true, of_group>)
 OMC_LINE_KERNELS(LayerNormGrad, omc_layer, layer_grad<true, of_row>)
 OMC_LINE_KERNELS(RmsNormGrad, omc_layer, layer_grad<false, of_row>)
-OMC_LINE_KERNELS(GroupNormGrad, omc_layer, layer_grad<true, of_group>)
+OMC_LINE_KERNEL(GroupNormGrad_warps, omc_warp_team, omc_layer, layer_grad<true, of_group>)
+/* Which channels its elements are of stays in registers from one pass to the next. */
+OMC_GLOBAL_WIDE(GroupNormGrad_whole_warps, OMC_LINE_THREADS, omc_layer, p) {
+  layer_grad<true, of_group>(omc_whole_warp_team(p.lines), p);
+}
+OMC_LINE_KERNEL(GroupNormGrad_block, omc_row_team, omc_layer, layer_grad<true, of_group>)
+OMC_LINE_KERNEL(GroupNormGrad_columns, omc_column_team, omc_layer, layer_grad<true, of_group>)
+OMC_GLOBAL_BLOCKS(LayerNormGrad_walk, OMC_WALK_THREADS, OMC_WALK_BLOCKS, omc_layer_grads, p) {
+  layer_grads<true>(p);
+}
+OMC_GLOBAL_BLOCKS(RmsNormGrad_walk, OMC_WALK_THREADS, OMC_WALK_BLOCKS, omc_layer_grads, p) {
+  layer_grads<false>(p);
+}
 OMC_LINE_KERNELS(sums_of_GroupNormGrad, omc_layer_sums, group_sums)
 OMC_COLUMN_KERNELS(sums_of_LayerNormGrad, omc_layer_sums, layer_sums<true>)
 OMC_COLUMN_KERNELS(sums_of_RmsNormGrad, omc_layer_sums, layer_sums<false>)

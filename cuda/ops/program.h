@@ -1,5 +1,5 @@
 /* What programs of elementwise ops are made of (ops/fused.c writes them): each thread works on
- * OMC_LANES_OF_THREAD neighbours, which draw the words of one counter of random bits. */
+ * OMC_LANES_OF_THREAD neighbours, 4 or 8, which draw the words of one counter of random bits. */
 #ifndef OMC_CUDA_OPS_PROGRAM_H
 #define OMC_CUDA_OPS_PROGRAM_H
 
@@ -12,8 +12,6 @@
 #include "ops/binary.c"
 #include "ops/compare.c"
 #include "ops/unary.c"
-
-#define OMC_LANES_OF_THREAD 4
 
 /* A number as it is after being an E. */
 template <typename E>

@@ -85,7 +85,7 @@ static omc_status params_reduce(omc_cuda_device *device, const omc_node *node, o
   p->joined = p->given;
   p->joined.lines =
       (omc_gpu_lines){.kept = omc_cuda_places(n, 1), .along = omc_cuda_places(lines->parts, n)};
-  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
+  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines);
   p->join_grid = joining.grid;
   return omc_cuda_kernel_of(device, "reduce", dtype, verb, "join", joining.name, &p->join);
 }

@@ -41,7 +41,7 @@ OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
   });
 }
 
-OMC_LINE_KERNEL(reduce_warps, omc_warp_team, omc_reduce, reduce<OMC_READ>)
+OMC_WARP_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
 OMC_LINE_KERNEL(reduce_block, omc_row_team, omc_reduce, reduce<OMC_READ>)
 OMC_COLUMN_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
 OMC_GROUPED_LINE_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)

@@ -19,6 +19,7 @@ from gpu_model import (
     Step,
     Value,
     goals,
+    kernels_of,
     kind_of,
     occupancy,
     plan_of,
@@ -120,12 +121,37 @@ def test_occupancy_is_that_of_nvidia_s_calculator(registers: int, shared: int, f
 def test_kernels_that_leave_few_warps_move_bytes_slower() -> None:
     x = Value("f32", (1 << 24,))
     relu = Step("Relu", (x,), (x,), 1 << 24, 8 << 24)
-    thin = {"program": {"registers": 32, "shared": 0, "spilled": 0}}
-    thick = {"program": {"registers": 255, "shared": 0, "spilled": 0}}
+    name = "program 4 Relu: f32 -> f32"
+    thin = {name: {"registers": 32, "shared": 0, "instructions": 40}}
+    thick = {name: {"registers": 255, "shared": 0, "instructions": 40}}
     assert seconds_of(relu, H200, thin) == seconds_of(relu, H200, {})
     assert seconds_of(relu, H200, thick) == pytest.approx(
-        (8 << 24) * ASSUMED.latency / (8 * 32 * ASSUMED.load_bytes * 132)
+        (4 << 24) * ASSUMED.latency / (8 * 32 * ASSUMED.load_bytes * 132)
     )
+    others = {name.replace("Relu", "Exp"): thick[name], name.replace("f32 ->", "bf16 ->"): thick[name]}
+    assert seconds_of(relu, H200, others) == seconds_of(relu, H200, {})
+
+
+def test_a_program_of_many_instructions_takes_as_long_as_they_are_issued() -> None:
+    x = Value("bf16", (1 << 24,))
+    gelu = Step("Gelu", (x,), (x,), 1 << 24, 4 << 24)
+    kernels = {"program 8 Gelu: bf16 -> bf16": {"registers": 32, "shared": 0, "instructions": 800}}
+    assert seconds_of(gelu, H200, kernels) == pytest.approx((1 << 24) / 8 / 32 * 800 / (132 * 4 * 1.98e9))
+
+
+def test_what_is_summed_before_it_is_used_is_read_twice() -> None:
+    x, gamma = Value("bf16", (1 << 20, 64)), Value("f32", (64,))
+    forward = Step("BatchNorm", (x, gamma), (x,), 0, 4 << 26)
+    assert seconds_of(forward, H200, {}) == pytest.approx((6 << 26) / (0.9 * 4.8e12))
+    gradient = Step("BatchNormGrad", (x, x, gamma), (x,), 0, 6 << 26)
+    assert seconds_of(gradient, H200, {}) == pytest.approx((10 << 26) / (0.9 * 4.8e12))
+    for n, passes in ((64, 1), (1028, 2)):
+        dy = Value("f32", (1 << 14, n))
+        moved = 4 * n << 14
+        rows = Step("LayerNormGrad", (dy, dy), (dy,), 0, 3 * moved)
+        assert seconds_of(rows, H200, {}) == pytest.approx((2 * passes + 1) * moved / (0.9 * 4.8e12))
+    rows = Step("LayerNormalization", (x, gamma), (x,), 0, 4 << 26)
+    assert seconds_of(rows, H200, {}) == pytest.approx((4 << 26) / (0.9 * 4.8e12))
 
 
 def test_launches_are_counted_and_the_optimizer() -> None:
@@ -173,5 +199,8 @@ def test_every_step_of_a_model_is_of_some_kind_and_nothing_is_run() -> None:
     steps, kernels = plan_of("gpt2", "bf16", "tiny")
     kinds = {kind_of(step).name for step in steps}
     assert {"products", "attention", "norms", "elementwise"} <= kinds and "PyTorch" not in kinds
+    for step in steps if kernels else ():
+        kind = kind_of(step)
+        assert [*kernels_of(step, kind, kernels)] or kind.name not in ("norms", "elementwise"), step
     assert any(step.inputs[0].dtype == "bf16" for step in steps if kind_of(step).name == "products")
     assert not kernels or kernels["program"]["registers"] > 8

@@ -23,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,8 @@ CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
 REFUSED = "refused.json"
 
-Numbers = dict[str, dict[str, int]]  # by kernel: its registers, bytes spilled, of its stack frame, of shared memory
+# By kernel: its registers, bytes spilled, of its stack frame, of shared memory; by NVRTC also its instructions.
+Numbers = dict[str, dict[str, int]]
 Said = tuple[str, Numbers]  # what a compiler says against a source, and of its kernels
 KERNEL_OF_PTXAS = r"Compiling entry function '(\w+)'"
 KERNEL_OF_CLANG = r"^    \.name: +(\w+)"
@@ -227,9 +229,29 @@ class Nvrtc:
         self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value + 1)
         self.library.nvrtcGetProgramLog(program, log)
+        self.library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        self.library.nvrtcGetCUBIN(program, cubin)
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         said = log.value.decode()
-        return said if error or "warning" in said else "", of_ptxas(said)
+        kernels = of_ptxas(said)
+        for name, code in code_bytes(cubin.raw).items():
+            kernels[name]["instructions"] = code // INSTRUCTION_BYTES
+        return said if error or "warning" in said else "", kernels
+
+
+INSTRUCTION_BYTES = 16
+
+
+def code_bytes(cubin: bytes) -> dict[str, int]:
+    """Of each kernel in an object file (ELF of 64 bits), as the headers of its sections say; of none, nothing."""
+    if not cubin.startswith(b"\x7fELF"):
+        return {}
+    (at,), (each, n, naming) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<3H", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, at + i * each) for i in range(n)]
+    names = headers[naming][4]
+    named = [(cubin[names + name :].partition(b"\0")[0].decode(), size) for name, *_, size in headers]
+    return {name.removeprefix(".text."): size for name, size in named if name.startswith(".text.")}
 
 
 def numbers_in(text: str, patterns: dict[str, str]) -> dict[str, int]:

@@ -66,6 +66,9 @@ CASES = {
     "gradient of a norm": Case(
         of("LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", ROW, ROW, (1100,), (2, 1), (2, 1), outputs=3), ONCE
     ),
+    "gradients of a norm at once": Case(
+        of("LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", (9, 256), (9, 256), (256,), (9, 1), (9, 1), outputs=3), TWICE
+    ),
     "loss": Case(
         of("CrossEntropy(%x0, %x1, %x2) {label_smoothing=0.25}", ROW, torch.tensor([0, 9]), (1100,), outputs=4), TWICE
     ),

@@ -44,6 +44,9 @@ REDUCTIONS = [
     ((20000, 5), [0]),
     ((700, 264), [0]),  # columns by packs, the last warp's in part
     ((9, 8), [0]),
+    ((5, 264), [1]),  # a warp for a line of whole packs
+    ((700, 16), [0]),  # columns for few lanes of a warp
+    ((8, 17000), [0]),  # and so many that more lanes have some
     ((2, 300, 5, 16), [1]),  # packs of two groups of columns
     ((2, 300, 5, 3), [1]),
     ((3, 4, 16, 8), [0, 2, 3]),  # groups: whole packs, no packs, columns
@@ -153,7 +156,11 @@ def assert_as_on_the_cpu(gpu: Gpu, call: str, inputs: list[Tensor], outputs: int
     return wanted
 
 
-ROWS = [(5, 37), (3, 1100), (2, 9001), (33, 5), (900, 20), (7, 1), (0, 5), (1, 4)]
+# The last are of whole packs: more rows than warps, some elements, as many as there are registers for, more.
+ROWS = [
+    *((5, 37), (3, 1100), (2, 9001), (33, 5), (900, 20), (7, 1), (0, 5), (1, 4)),
+    *((1700, 16), (0, 16), (1, 264), (6, 1024), (2, 1032)),
+]
 
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
@@ -264,8 +271,10 @@ BATCHES = [
     (70, 3, 2, 6),
     (3, 4, 16, 8),
     (2, 2, 30000),
-    (300, 40),
+    (300, 40),  # rows of whole packs, of some dtypes
     (900, 20),
+    (2, 8),
+    (70, 264),
     (5, 37, 1),
     (0, 3, 4),
     (9, 1),
