@@ -3,8 +3,8 @@
 The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
 float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes; and, of the
 headers that those include, for all other kernels there, as which one is for a tensor is a matter of its sizes. For
-NVIDIA's each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose
-code calls functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack
+NVIDIA's each is compiled by NVRTC, as the provider does it, and some by nvcc too where there is one; for AMD's by clang,
+whose code calls functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack
 frame and shared memory of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which
 they are written, and so is a stack frame, which is memory, but for those of CUDA's functions. ``make lint`` does so for
 some of the sources, without those of models, with the compilers that there are.
@@ -18,7 +18,6 @@ import ctypes
 import dataclasses
 import functools
 import importlib.util
-import itertools
 import json
 import os
 import re
@@ -37,6 +36,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+ALSO_EVERY = 8  # sources, of which one goes through the second compiler too
 CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
 REFUSED = "refused.json"
@@ -321,18 +321,22 @@ def found_in(path: Path, kernels: Numbers, architecture: str) -> str:
     return "a stack frame" if not has_table and any(numbers["stack"] for numbers in kernels.values()) else ""
 
 
-def compiled(path: Path, architecture: str, most: int | None) -> Said:
+def compiled(path: Path, architecture: str, most: int) -> Said:
     """What any compiler, of the first so many, says against a source, and the numbers of the first."""
     said = [compiler(path, architecture) for compiler in compilers_for(architecture)[:most]]
     return "".join(against for against, _ in said), said[0][1]
 
 
-def checked(paths: list[Path], architectures: list[str], most: int | None) -> Iterator[tuple[Path, str, Said]]:
-    """On all cores, in that order."""
-    jobs = [(path, architecture) for architecture in architectures for path in paths]
+def checked(paths: list[Path], architectures: list[str], also_every: int) -> Iterator[tuple[Path, str, Said]]:
+    """On all cores, in that order; each so many sources, 0: none, by all compilers that there are."""
+    jobs = [
+        (path, architecture, 2 if also_every and i % also_every == 0 else 1)
+        for architecture in architectures
+        for i, path in enumerate(paths)
+    ]
     with ProcessPoolExecutor() as pool:
-        found = pool.map(compiled, *zip(*jobs, strict=True), itertools.repeat(most), chunksize=8)
-        for (path, architecture), said in zip(jobs, found, strict=False):
+        found = pool.map(compiled, *zip(*jobs, strict=True), chunksize=8)
+        for (path, architecture, _), said in zip(jobs, found, strict=True):
             yield path, architecture, said
 
 
@@ -346,7 +350,7 @@ def main() -> None:
     if a.write:
         write_sources(a.write)
         return
-    most = 1 if a.found else None
+    also_every = 0 if a.found else ALSO_EVERY
     architectures = list(a.architectures)
     for architecture in [name for name in architectures if not compilers_for(name)]:
         lacks = "nvidia-cuda-nvrtc and nvcc" if architecture.startswith("sm_") else CLANG
@@ -364,7 +368,7 @@ def main() -> None:
             write_sources_of_models(folder)
         write_others(folder)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
-        for path, architecture, (said, kernels) in checked(paths, architectures, most):
+        for path, architecture, (said, kernels) in checked(paths, architectures, also_every):
             n_kernels += len(kernels)
             for kernel, numbers in kernels.items():
                 table.add_row(ops_of(path), kernel, architecture, *(str(numbers[k]) for k in OF_PTXAS))
