@@ -3,11 +3,11 @@
 The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
 float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes; and, of the
 headers that those include, for all other kernels there, as which one is for a tensor is a matter of its sizes. For
-NVIDIA's each is compiled by NVRTC, as the provider does it, and some by nvcc too where there is one; for AMD's by clang,
-whose code calls functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills, stack
-frame and shared memory of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which
-they are written, and so is a stack frame, which is memory, but for those of CUDA's functions. ``make lint`` does so for
-some of the sources, without those of models, with the compilers that there are.
+NVIDIA's each is compiled by NVRTC, as the provider does it, and some by nvcc too where there is one; for AMD's by
+clang, whose code calls functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers,
+spills, stack frame and shared memory of each kernel, without what launches add to that; a spill is a failure on
+NVIDIA's, for which they are written, and so is a stack frame, which is memory, but for those of CUDA's functions.
+``make lint`` does so for some of the sources, without those of models, with the compilers that there are.
 """
 
 from __future__ import annotations
