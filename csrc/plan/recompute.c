@@ -585,7 +585,6 @@ static omc_status keep_to(task *t, const omc_budget *budget) {
 
 omc_status omc_recompute(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                          const omc_budget *budget, const omc_allocator *allocator) {
-  if (budget->share >= 1 && budget->bytes == SIZE_MAX) return OMC_OK;
   task t = {graph, provider, retain_graph, allocator, .copied = NULL};
   omc_arena_init(&t.kept, allocator);
   t.copied = OMC_NEW_ARRAY(&t.kept, copied *, graph->n_values);

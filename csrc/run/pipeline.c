@@ -42,13 +42,18 @@ static omc_status widen_again(building *b) {
   return omc_widen_again(b->graph, b->shared->provider);
 }
 static omc_status fuse(building *b) { return omc_fuse(b->graph, b->shared->provider); }
+static bool has_budget(const building *b) {
+  return b->budget->share < 1 || b->budget->bytes < SIZE_MAX;
+}
 static omc_status recompute(building *b) {
+  if (!has_budget(b)) return OMC_OK;
   return omc_recompute(b->graph, b->shared->provider, b->signature->retain_graph, b->budget,
                        b->shared->allocator);
 }
-
+/* Casts made early may be kept where forward takes most memory. */
 static omc_status gather_casts(building *b) {
-  return b->shared->provider->gathers_casts ? omc_gather_casts(b->graph) : OMC_OK;
+  const bool gathers = b->shared->provider->gathers_casts && !has_budget(b);
+  return gathers ? omc_gather_casts(b->graph) : OMC_OK;
 }
 
 static omc_status differentiate(building *b) {

@@ -131,6 +131,30 @@ def test_casts_of_many_tensors_are_few_launches(gpu: Gpu, source: torch.dtype, t
     assert gpu.counted().launches == before + 2
 
 
+WEIGHTS = [f"%w{i}" for i in range(4)]
+DEEP = "\n".join(
+    [
+        "input %x : f32[8,128] grad\ninput %a : f32[64,1024]\nconst %d : i64[] = [1]",
+        *[f"input {w} : f32[128,128] grad" for w in WEIGHTS],
+        "%c = Cast(%x) {to=16}\n%c0 = Cast(%w0) {to=16}\n%h0 = MatMul(%c, %c0)",
+        "%b = CumSum(%a, %d)\n%m = ReduceMax(%b) {keepdims=0}\n%n = Cast(%m) {to=16}\n%g0 = Mul(%h0, %n)",
+        *[f"%c{i} = Cast(%w{i}) {{to=16}}\n%g{i} = MatMul(%g{i - 1}, %c{i})" for i in range(1, 4)],
+        "return %g3\n",
+    ]
+)
+
+
+def test_casts_of_weights_are_one_node_unless_memory_is_counted(gpu: Gpu) -> None:
+    """Where forward takes most memory, three of them are yet to be made."""
+    given = [gpu.put(numbers(*shape)) for shape in [(8, 128), (64, 1024), *[(128, 128)] * 4]]
+    free, counted = (
+        gpu.core.Session(DEEP, {}, provider=gpu.name, **budget).plan(given, [t != 1 for t in range(6)], [True])
+        for budget in ({}, {"memory_share": 0.0})
+    )
+    assert "Casts(" in free.text() and "Casts(" not in counted.text()
+    assert counted.live_bytes == free.live_bytes - 3 * 128 * 128 * 2
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(
     ("lengths", "kernels"),
