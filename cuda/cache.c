@@ -25,19 +25,20 @@ static uint64_t sum_of(uint64_t sum, const void *data, size_t n) {
 }
 #define EMPTY_SUM 0xcbf29ce484222325u
 
-/* ~/.cache/ortmodule_c or what XDG_CACHE_HOME says, made if it is not there. */
+/* ~/.cache/ortmodule_c or what XDG_CACHE_HOME says, made if it is not there, but for the home. */
 static bool folder(char *out) {
   const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  size_t there = 0; /* of the path, what is not made */
   int n;
   if (cache && *cache == '/')
     n = snprintf(out, PATH_BYTES, "%s", cache);
   else if (home && *home)
-    n = snprintf(out, PATH_BYTES, "%s/.cache", home);
+    n = snprintf(out, PATH_BYTES, "%s/.cache", home), there = strlen(home);
   else
     return false;
   if (n < 0 || n >= PATH_BYTES - 64) return false;
   strcat(out, "/ortmodule_c");
-  for (char *at = out; (at = strchr(at + 1, '/')); *at = '/') {
+  for (char *at = out + there; (at = strchr(at + 1, '/')); *at = '/') {
     *at = '\0';
     mkdir(out, 0700);
   }

@@ -56,6 +56,15 @@ def test_folders_that_lack_are_made(cold: Cold, tmp_path: Path) -> None:
     assert {folder.stat().st_mode & 0o777 for folder in (home.parent, home)} == {0o700}
 
 
+def test_a_home_that_lacks_is_not_made(cold: Cold, tmp_path: Path) -> None:
+    home = tmp_path / "nobody"
+    for there in (False, True):
+        ran = cold.run(STEP.format(failing=-1), XDG_CACHE_HOME="", HOME=str(home))
+        assert (ran.out, ran.err, ran.code) == ("True\n", "", 0)
+        assert [*home.glob("**/ortmodule_c")] == [home / ".cache" / "ortmodule_c"] * there
+        home.mkdir(exist_ok=True)
+
+
 def changed(file: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 1
