@@ -194,10 +194,15 @@ static void put_instruction(const writer *w, uint32_t k) {
   put(w, "i%u);\n", k);
 }
 
+static bool broadcasts(const writer *w) {
+  bool any = false;
+  for (uint32_t i = 0; i < w->params->n_in; i++) any |= w->params->in[i].access == BROADCAST;
+  return any;
+}
+
 /* Whether lanes past the end may do as others, of what nobody wants. */
 static bool is_harmless(const writer *w) {
-  bool harmless = true;
-  for (uint32_t i = 0; i < w->params->n_in; i++) harmless &= w->params->in[i].access != BROADCAST;
+  bool harmless = !broadcasts(w);
   for (uint32_t k = 0; k < w->program->n_code; k++) harmless &= !w->program->code[k].divides;
   return harmless;
 }
@@ -209,9 +214,10 @@ static void put_program(const writer *w) {
       "#include \"cuda/ops/program.h\"\n\n",
       omc_cuda_class(program->cls), w->params->lanes);
   put_parameters(w);
-  /* Of 64 bits, four lanes would spill in the registers that the compiler gives by itself. */
-  put(w, "\nOMC_GLOBAL%s(program, %d, params, p) {\n",
-      omc_dtype_size(program->cls) == sizeof(uint64_t) ? "_WIDE" : "", THREADS);
+  /* Of 64 bits, and with places to be computed, four lanes would spill in the registers that the
+   * compiler gives by itself. */
+  const bool is_wide = omc_dtype_size(program->cls) == sizeof(uint64_t) || broadcasts(w);
+  put(w, "\nOMC_GLOBAL%s(program, %d, params, p) {\n", is_wide ? "_WIDE" : "", THREADS);
   put(w,
       "  const int64_t first = ((int64_t)blockIdx.x * %d + threadIdx.x) * OMC_LANES_OF_THREAD;\n"
       "  if (first >= p.n) return;\n"

@@ -155,6 +155,18 @@ def test_errors_name_a_node_without_a_name_by_its_op() -> None:
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("rows", [1 << 62, (1 << 63) - 1])
+def test_a_table_of_nothing_may_have_as_many_rows_as_there_are_numbers(rows: int) -> None:
+    session = _C.Session("input %x : f32[?, 0]\ninput %at : i64[3]\n%y = Gather(%x, %at) {axis=0}\nreturn %y\n", {})
+    inputs = [torch.empty(rows, 0), torch.tensor([-5, rows - 1, -rows])]
+    plan = session.plan(inputs, [False, False], [False])
+    assert plan.forward(inputs, 0)[0][0].shape == (3, 0)
+    inputs[1][1] = -rows - 1
+    with pytest.raises(IndexError, match=f"index {-rows - 1} is out of bounds for dimension 0 with size {rows}"):
+        plan.forward(inputs, 0)
+
+
+@pytest.mark.host
 def test_a_convolution_of_more_rows_than_a_table_has_is_pytorchs() -> None:
     """It is refused as one without a kernel, not for want of memory, which would be the end of the call."""
     text = "input %x : f32[1,1,?,1]\ninput %w : f32[1,1,3,1]\n%y = Conv(%x, %w)\nreturn %y\n"

@@ -365,14 +365,15 @@ typedef struct check_job {
 
 static int64_t lowest_id(const check_job *j) { return j->negative ? -j->t->dim : 0; }
 
-/* The first position whose id is outside; there is one. */
-static int64_t find_bad(const check_job *j) {
+/* The first position of n whose id is outside; n: there is none. */
+static int64_t find_bad(const check_job *j, int64_t n) {
   int64_t i = 0;
-  while (id_raw(j->t, i) >= lowest_id(j) && id_raw(j->t, i) < j->t->dim) i++;
+  while (i < n && id_raw(j->t, i) >= lowest_id(j) && id_raw(j->t, i) < j->t->dim) i++;
   return i;
 }
 
-/* Whether an id is outside: the sign of id - low or of high - id is set then. */
+/* Whether an id may be outside: the sign of id - low or of high - id is set then, and where a table
+ * without elements has so many rows that a difference is no int64. */
 static inline bool any_outside(omc_range range, const check_job *j, bool wide) {
   const uint64_t low = (uint64_t)lowest_id(j), high = (uint64_t)(j->t->dim - 1);
   const ids of = {j->t->data, wide, j->t->dim};
@@ -402,8 +403,8 @@ omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int6
   check_job j = {out, negative, false};
   omc_parallel_for(n, omc_grain(OMC_GRAIN_ELEMENTS, 1), args->threads, check_range, &j);
   if (!atomic_load(&j.bad)) return OMC_OK;
-  const int64_t i = find_bad(&j);
-  return bad_id(args, outside, id_raw(out, i), i, axis, dim);
+  const int64_t i = find_bad(&j, n);
+  return i == n ? OMC_OK : bad_id(args, outside, id_raw(out, i), i, axis, dim);
 }
 
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
