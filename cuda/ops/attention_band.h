@@ -47,7 +47,7 @@ enum {
   WORDS = OMC_BAND_WORDS(OMC_DROPS == 2),
   /* Blocks that a multiprocessor has registers for, at least. */
   FORWARD_BLOCKS = DEEPEST <= 64 && OMC_DROPS != 1 ? 3 : 1,
-  DKV_BLOCKS = OMC_MASK && OMC_DROPS ? 1 : FORWARD_BLOCKS,
+  DKV_BLOCKS = OMC_MASK != 0 && OMC_DROPS != 0 ? 1 : FORWARD_BLOCKS,
   COLUMNS = OMC_BAND_COLUMNS,
   PARTS = OMC_DKV_PARTS(DEEPEST),
   DEPTH = OMC_BAND_DEPTH(OMC_DIM, PARTS),
