@@ -37,6 +37,11 @@ void omc_cuda_leave(const omc_cuda_device *device) {
   omc_cuda_api_get()->cuCtxPopCurrent_v2(&left);
 }
 
+int omc_cuda_capture_mode(int mode) {
+  omc_cuda_api_get()->cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
 static omc_status ask(int attribute, int handle, int *out) {
   OMC_CUDA_TRY(cuDeviceGetAttribute, out, attribute, handle);
   return OMC_OK;

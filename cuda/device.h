@@ -31,6 +31,12 @@ typedef struct omc_cuda_device {
  * together or with it. */
 omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) OMC_MUST_USE;
 
+/* Sets in which mode this thread asks the driver for what might reach into a capture, and returns
+ * the one before. Relaxed, it is let through, and the capture goes on, while another thread, or one
+ * that it is not given to, captures a stream. With a device's context entered. */
+enum { OMC_CUDA_RELAXED = 2 };
+int omc_cuda_capture_mode(int mode);
+
 /* What the driver is asked for between these is asked of the device's context. */
 omc_status omc_cuda_enter(const omc_cuda_device *device) OMC_MUST_USE;
 void omc_cuda_leave(const omc_cuda_device *device);

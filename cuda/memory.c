@@ -8,7 +8,7 @@
 #include "cuda/api.h"
 #include "cuda/replay.h"
 
-enum { WHAT_BYTES = 80 };
+enum { WHAT_BYTES = 80, LEAST_BYTES = 512 }; /* of a text; of a block of PyTorch's */
 
 /* A block that is out, and the stream that is to come to where it is freed: that which was current
  * when it was made, for which the allocator keeps it. */
@@ -59,7 +59,9 @@ static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
   void *guard;
   snprintf(what, sizeof what, "an allocation of %zu bytes on GPU %d", bytes, d->ordinal);
   OMC_TORCH_TRY(what, aoti_torch_create_cuda_guard, d->ordinal, &guard);
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
   const int error = omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
+  omc_cuda_capture_mode(mode);
   const omc_status status = check_allocated(error, what);
   omc_cuda_api_get()->aoti_torch_delete_cuda_guard(guard);
   return status;
@@ -108,7 +110,7 @@ static void keep(const omc_cuda_device *d, block *list) {
     next = list->next;
     list->next = kept[d->ordinal];
     kept[d->ordinal] = list;
-    kept_bytes[d->ordinal] += list->bytes;
+    kept_bytes[d->ordinal] += omc_round_up(list->bytes, LEAST_BYTES);
   }
   pthread_mutex_unlock(&mutex);
 }

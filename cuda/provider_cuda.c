@@ -81,6 +81,21 @@ static omc_status give_back(const omc_cuda_device *d) {
   return status == OMC_EDEVICE ? status : OMC_OK;
 }
 
+static int wait_for(void *queue) {
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
+  const int error = omc_cuda_api_get()->cuStreamSynchronize(queue);
+  omc_cuda_capture_mode(mode);
+  return error;
+}
+
+static omc_status copy(void *at, const void *host, size_t bytes, void *queue) {
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
+  const int error =
+      omc_cuda_api_get()->cuMemcpyHtoDAsync_v2((omc_cuda_ptr)(uintptr_t)at, host, bytes, queue);
+  omc_cuda_capture_mode(mode);
+  return omc_cuda_check(error, "cuMemcpyHtoDAsync");
+}
+
 /* Whoever had the memory before may still be using it, in the stream that it is for. All streams
  * may read it afterwards, and the host's memory may be another's: so the copy is waited for, which
  * within a capture it cannot be. */
@@ -95,9 +110,8 @@ static omc_status fill(const omc_cuda_device *d, void *at, const void *host, siz
              bytes);
   OMC_TRY(give_back(d));
   if (bytes == 0) return OMC_OK;
-  OMC_CUDA_TRY(cuMemcpyHtoDAsync_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes, queue);
-  OMC_CUDA_TRY(cuStreamSynchronize, queue);
-  return OMC_OK;
+  OMC_TRY(copy(at, host, bytes, queue));
+  return omc_cuda_check(wait_for(queue), "cuStreamSynchronize");
 }
 
 static omc_status cuda_upload(void *ctx, const void *host, size_t bytes, const void **out) {
@@ -185,7 +199,7 @@ static omc_status cuda_told(void *ctx) { return omc_cuda_read_letter(ctx); }
 
 static omc_status cuda_sync(void *ctx, void *queue) {
   OMC_TRY(omc_cuda_enter(ctx));
-  const int error = omc_cuda_api_get()->cuStreamSynchronize(queue);
+  const int error = wait_for(queue);
   omc_cuda_leave(ctx);
   OMC_TRY(omc_cuda_check(error, "cuStreamSynchronize"));
   return omc_cuda_read_letter(ctx);
@@ -201,7 +215,7 @@ static omc_status cuda_order(void *ctx, void *queue, void *other) {
 static double cuda_clock(void *ctx, void *queue) {
   struct timespec now;
   if (omc_cuda_enter(ctx) == OMC_OK) {
-    omc_cuda_api_get()->cuStreamSynchronize(queue);
+    (void)wait_for(queue);
     omc_cuda_leave(ctx);
   }
   clock_gettime(CLOCK_MONOTONIC, &now);

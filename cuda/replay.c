@@ -12,7 +12,7 @@
 enum { MOST_KEPT = 8, MOST_TRIES = 3 };
 
 /* Of the driver's interface. */
-enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, RELAXED = 2, NOT_CAPTURING = 0 };
+enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, NOT_CAPTURING = 0 };
 
 /* What is launched in the place of work. */
 typedef struct replica {
@@ -51,17 +51,15 @@ static bool tf32_of(const omc_cuda_device *d) {
 
 /* ---- replicas ---- */
 
-/* Relaxed, what a thread asks for is let through while another captures a stream. */
 static void end(omc_cuda_device *d, replica *list) {
-  int mode = RELAXED;
-  omc_cuda_api_get()->cuThreadExchangeStreamCaptureMode(&mode);
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
   for (replica *next; list; list = next) {
     next = list->next;
     if (list->graph) omc_cuda_api_get()->cuGraphExecDestroy(list->graph); /* once it is done */
     omc_cuda_free(d, list->seed, sizeof(uint64_t), list->queue);
     free(list);
   }
-  omc_cuda_api_get()->cuThreadExchangeStreamCaptureMode(&mode);
+  omc_cuda_capture_mode(mode);
 }
 
 /* To be ended once no lock is held. */
@@ -164,7 +162,10 @@ static replica *make(omc_cuda_device *d, const omc_recurring *work, void *queue,
   replica *made = calloc(1, sizeof *made);
   if (!made) return NULL;
   made->queue = queue;
-  if (record(d, work, tf32, made) == OMC_OK) return made;
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
+  const omc_status status = record(d, work, tf32, made);
+  omc_cuda_capture_mode(mode);
+  if (status == OMC_OK) return made;
   end(d, made);
   return NULL;
 }

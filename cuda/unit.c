@@ -260,17 +260,24 @@ static omc_status failed(omc_cuda_unit *unit) {
   return status;
 }
 
-static omc_status look_up(omc_cuda_unit *unit, uint32_t shared_bytes, void **out) {
-  wait_for_compiler(unit);
-  if (unit->state == FAILED) return failed(unit);
+static omc_status load(omc_cuda_unit *unit, uint32_t shared_bytes) {
   if (!unit->module) OMC_CUDA_TRY(cuModuleLoadData, &unit->module, unit->image);
   if (!unit->function) OMC_CUDA_TRY(cuModuleGetFunction, &unit->function, unit->module, unit->name);
   if (shared_bytes > unit->shared_bytes) {
     OMC_CUDA_TRY(cuFuncSetAttribute, unit->function, MAX_DYNAMIC_SHARED_SIZE, (int)shared_bytes);
     unit->shared_bytes = shared_bytes;
   }
-  *out = unit->function;
   return OMC_OK;
+}
+
+static omc_status look_up(omc_cuda_unit *unit, uint32_t shared_bytes, void **out) {
+  wait_for_compiler(unit);
+  if (unit->state == FAILED) return failed(unit);
+  const int mode = omc_cuda_capture_mode(OMC_CUDA_RELAXED);
+  const omc_status status = load(unit, shared_bytes);
+  omc_cuda_capture_mode(mode);
+  *out = unit->function;
+  return status;
 }
 
 omc_status omc_cuda_function_of(omc_cuda_unit *unit, uint32_t shared_bytes, void **out) {

@@ -242,6 +242,7 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
 }
 EXPORT int cuModuleLoadData(void **module, const void *image) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   const char *bytes = (const char *)image;
   uint64_t size;
   if (memcmp(bytes, "EMULATED", 8) != 0) return INVALID_IMAGE;
@@ -357,6 +358,7 @@ EXPORT int cuMemHostGetDevicePointer_v2(device_ptr *at, void *host, unsigned) {
 /* Reads the host's memory as late as may be. */
 EXPORT int cuMemcpyHtoDAsync_v2(device_ptr to, const void *from, size_t bytes, void *on) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   if (!is_allocated((void *)to, bytes)) {
     mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
     return INVALID_VALUE;

@@ -165,6 +165,7 @@ void end_capture(const std::shared_ptr<capture> &c) {
 
 EXPORT int cuStreamCreate(void **out, unsigned flags) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   *out = new_stream(device_now(), flags != 1).get();
   counts[device_now()].streams++;
   return SUCCESS;
@@ -188,6 +189,7 @@ EXPORT int cuStreamSynchronize(void *handle) {
   const auto s = stream_of(handle);
   if (!s) return INVALID_HANDLE;
   if (s->captured) return spoil(*s->captured, CAPTURE_UNSUPPORTED);
+  if (const int error = forbidden()) return error;
   if (const int error = implicit(*s, handle)) return error;
   changed.wait(lock, [&] { return is_done(*s); });
   const int failure = s->failure;
@@ -301,6 +303,7 @@ EXPORT int cuStreamEndCapture(void *on, void **out) {
 }
 EXPORT int cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long long) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   const auto g = known(graphs, handle, "a graph");
   if (!g || !is_here(g->device, "a graph")) return INVALID_HANDLE;
   const auto x = std::make_shared<graph>(*g);

@@ -387,6 +387,20 @@ def test_a_capture_of_the_users_goes_on_where_another_stream_is_given_constants(
         gpu.driver.cuGraphExecDestroy(graph)
 
 
+def test_a_capture_of_the_users_goes_on_where_another_stream_is_given_what_is_new(gpu: Gpu) -> None:
+    """Constants that take fresh memory, kernels that are loaded, a graph that is made."""
+    n, x = 1 << 20, gpu.put(torch.full((3,), 0.5))
+    text = f"input %x : f32[3]\nconst %c : f32[{n}] = @\n%m = ReduceSum(%c)\n%y = Acosh(%m)\n%z = Mul(%x, %y)\nreturn %z\n"
+    with captured(gpu, gpu.stream()) as graph:
+        gpu.use(0)
+        session = gpu.core.Session(text, {"c": torch.full((n,), 2.0**-19)}, provider="gpu")
+        plan = session.plan([x], [False], [False])
+        results = [gpu.get(plan.forward([x], 0)[0][0]) for _ in range(4)]
+    assert all(torch.allclose(z, torch.full((1, 3), 0.5 * torch.tensor(2.0).acosh().item())) for z in results)
+    with gpu.entered():
+        gpu.driver.cuGraphExecDestroy(graph)
+
+
 def test_much_that_is_kept_is_given_back_once_the_device_may_be_waited_for(gpu: Gpu) -> None:
     n, side = 1 << 24, gpu.stream()
     ids = [gpu.put(torch.tensor([1, n - 1, 0]))]

@@ -47,12 +47,13 @@ void emulated_restore_device(int device) {
 /* ---- memory ---- */
 
 namespace {
-/* Memory may be asked for while streams are captured. */
-int fresh_memory(unsigned long long *at, size_t bytes) {
+/* Memory may be asked for while the stream that it is for is captured, not while another is. */
+int fresh_memory(unsigned long long *at, size_t bytes, void *stream) {
   int mode = 2 /* relaxed */;
-  cuThreadExchangeStreamCaptureMode(&mode);
+  const bool relaxed = !emulated_takes(stream);
+  if (relaxed) cuThreadExchangeStreamCaptureMode(&mode);
   const int error = cuMemAlloc_v2(at, bytes);
-  cuThreadExchangeStreamCaptureMode(&mode);
+  if (relaxed) cuThreadExchangeStreamCaptureMode(&mode);
   return error;
 }
 
@@ -126,7 +127,7 @@ int find(block *b) {
     }
   }
   unsigned long long fresh = 0;
-  const int error = fresh_memory(&fresh, b->size + 2 * ZONE_BYTES);
+  const int error = fresh_memory(&fresh, b->size + 2 * ZONE_BYTES, b->stream);
   b->at = (char *)fresh + ZONE_BYTES;
   return error;
 }
