@@ -17,7 +17,7 @@ typedef struct omc_builder {
 } omc_builder;
 
 /* A node with n_out outputs written to out[]. Inputs listed in `in` may be NULL only if bit i of
- * `optional` is set. */
+ * `optional` is set; an output that is one of these brought up to date is then NULL too. */
 void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in, uint32_t optional,
                uint32_t n_attr, const omc_attr *attr, uint32_t n_out, omc_value **out);
 

@@ -184,6 +184,7 @@ typedef struct omc_group_form {
 typedef struct omc_batch_form {
   int64_t batch, channels, inner;
   double epsilon, momentum;
+  bool relu;
 } omc_batch_form;
 
 /* Input x of a LayerNormalization or RmsNorm, or of its gradient: `params` is the shape of gamma

@@ -1,10 +1,16 @@
 /* LayerNormalization, RmsNorm, GroupNorm and BatchNorm (training), and their gradients. With
  * xhat = (x - mean) * rstd, y = xhat * gamma + beta, and mean and rstd are kept for backward. The
  * mean of RmsNorm is 0, and its beta too. Where x is of float32, y of the first two may be rounded
- * to 16 bits, by attribute `to`, and so may its gradient be. */
+ * to 16 bits, by attribute `to`, and so may its gradient be.
+ *
+ * To y of BatchNorm something may be added, and what is below 0 of that may become 0, by attribute
+ * `relu`: each time as if y had been stored before. Its gradient, with that attribute, is 0 where
+ * y, computed again, is not above 0; for this beta is kept as it was, which is called the shift. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
+
+enum { ADDED = 5, SHIFT = 5 }; /* input of BatchNorm; its output, and input of its gradient */
 
 /* A parameter or running statistic: of x's dtype, or of the one that is computed in. */
 static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
@@ -69,11 +75,12 @@ static omc_status infer_layer(omc_node *node) {
 /* Gradient of any of these: `params` is the shape of gamma and beta, `stats` that of the
  * statistics. The parameters' gradients are sums, and come as they are computed. */
 static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
+  static const char *const names[] = {"mean", "rstd", "shift"};
   const omc_type *x = &omc_in(node, 1)->type;
+  const uint32_t first = node->op == OMC_OP_RmsNormGrad ? 2 : 3;
   OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
   for (uint32_t i = 3; i < node->n_in; i++)
-    OMC_TRY(omc_need_type(node, i, i + 1 < node->n_in ? "mean" : "rstd", omc_dtype_acc(x->dtype),
-                          stats));
+    OMC_TRY(omc_need_type(node, i, names[i - first], omc_dtype_acc(x->dtype), stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_acc(x->dtype), params);
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), params);
@@ -91,27 +98,39 @@ static omc_status infer_layer_grad(omc_node *node) {
 }
 
 /* Gradient node: (dy, x, gamma?, mean, rstd) -> dx, dgamma, dbeta; `statistics`: how many of these
- * two the op keeps. */
-static omc_status gradient(omc_grad *g, omc_op_id op, uint32_t statistics) {
+ * two the op keeps. Attribute `less` is the op's alone. */
+static omc_status gradient(omc_grad *g, omc_value *dy, omc_op_id op, uint32_t statistics,
+                           const char *less) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 1 + statistics));
-  if (!g->grad_out[0]) return OMC_OK;
-  omc_value *in[] = {g->grad_out[0], omc_in(node, 0), omc_in(node, 1), omc_out(node, 1),
-                     omc_out(node, 2)};
+  if (!dy) return OMC_OK;
+  omc_value *in[] = {dy, omc_in(node, 0), omc_in(node, 1), omc_out(node, 1), omc_out(node, 2)};
   const uint32_t n_out = omc_in(node, 2) ? 3 : omc_in(node, 1) ? 2 : 1;
   omc_value *out[3] = {NULL, NULL, NULL};
   omc_attr *attr = OMC_NEW_ARRAY(&g->b.graph->arena, omc_attr, node->n_attr + 1);
   if (!attr) OMC_NODE_FAIL(node, ENOMEM, "no memory for its attributes");
-  const uint32_t n_attr = omc_attrs_without(node, "to", attr);
+  const uint32_t n_attr = omc_attrs_without(node, less, attr);
   omc_build(&g->b, op, 3 + statistics, in, 1u << 2, n_attr, attr, n_out, out);
   for (uint32_t i = 0; i < n_out; i++)
     if (omc_in(node, i)) g->grad_in[i] = out[i];
   return g->b.status;
 }
-static omc_status grad_layer(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad, 2); }
-static omc_status grad_rms(omc_grad *g) { return gradient(g, OMC_OP_RmsNormGrad, 1); }
-static omc_status grad_group(omc_grad *g) { return gradient(g, OMC_OP_GroupNormGrad, 2); }
-static omc_status grad_batch(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad, 2); }
+static omc_status grad_layer(omc_grad *g) {
+  return gradient(g, g->grad_out[0], OMC_OP_LayerNormGrad, 2, "to");
+}
+static omc_status grad_rms(omc_grad *g) {
+  return gradient(g, g->grad_out[0], OMC_OP_RmsNormGrad, 1, "to");
+}
+static omc_status grad_group(omc_grad *g) {
+  return gradient(g, g->grad_out[0], OMC_OP_GroupNormGrad, 2, "to");
+}
+static omc_status grad_batch(omc_grad *g) {
+  omc_value *dy = g->grad_out[0];
+  if (dy && omc_node_int(g->node, "relu"))
+    dy = omc_binary(&g->b, OMC_OP_ReluGrad, dy, omc_out(g->node, 0));
+  if (omc_in(g->node, ADDED)) g->grad_in[ADDED] = dy;
+  return gradient(g, dy, OMC_OP_BatchNormGrad, 2, "relu");
+}
 
 omc_status omc_group_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
                              omc_group_form *p) {
@@ -163,7 +182,8 @@ omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channe
                         .channels = shape->dims[1],
                         .inner = omc_shape_span(shape, 2, shape->rank),
                         .epsilon = omc_node_float(node, "epsilon"),
-                        .momentum = omc_node_float(node, "momentum")};
+                        .momentum = omc_node_float(node, "momentum"),
+                        .relu = omc_node_int(node, "relu") != 0};
   if (p->batch * p->inner == 1)
     OMC_NODE_FAIL(node, ESHAPE,
                   "expected more than 1 value per channel when training, got input %s",
@@ -178,6 +198,7 @@ static omc_status infer_batch(omc_node *node) {
   const omc_type *x = &omc_in(node, 0)->type;
   static const char *const names[] = {"gamma", "beta", "running_mean", "running_var"};
   for (uint32_t i = 1; i <= 4; i++) OMC_TRY(need_param(node, i, names[i - 1], x->dtype, &channels));
+  OMC_TRY(omc_need_type(node, ADDED, "what is added", x->dtype, &x->shape));
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_out(node, i) && !omc_in(node, i))
       OMC_NODE_FAIL(node, EINVALID, "output %u is the update of %s, which is left out", i,
@@ -189,6 +210,7 @@ static omc_status infer_batch(omc_node *node) {
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), &channels);
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_in(node, i)) omc_set_type(node, i, omc_in(node, i)->type.dtype, &channels);
+  omc_set_type(node, SHIFT, omc_dtype_acc(x->dtype), &channels);
   return OMC_OK;
 }
 
@@ -198,6 +220,9 @@ static omc_status infer_batch_grad(omc_node *node) {
   OMC_TRY(omc_batch_form_of(node, 1, &channels, &p));
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
+  if (p.relu != (omc_in(node, SHIFT) != NULL))
+    OMC_NODE_FAIL(node, EINVALID, "input %u, the shift, is there for attribute relu, and only then",
+                  SHIFT);
   return infer_grad(node, &channels, &channels);
 }
 
@@ -205,13 +230,13 @@ OMC_RECORD(LayerNormalization, 1, 3, 3, .in_place = 1u << 0, .infer = infer_laye
            .grad = grad_layer)
 OMC_RECORD(RmsNorm, 1, 2, 2, .in_place = 1u << 0, .infer = infer_layer, .grad = grad_rms)
 OMC_RECORD(GroupNorm, 1, 3, 3, .in_place = 1u << 0, .infer = infer_group, .grad = grad_group)
-OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4,
+OMC_RECORD(BatchNorm, 1, 6, 6, .in_place = 1u << 0 | 1u << ADDED, .updates = 1u << 3 | 1u << 4,
            .infer = infer_batch, .grad = grad_batch)
 
-#define NORM_GRAD(name, n_in, n_out, infer_)                                              \
-  OMC_RECORD(name, n_in, n_in, n_out, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, \
+#define NORM_GRAD(name, least_in, most_in, n_out, infer_)                                        \
+  OMC_RECORD(name, least_in, most_in, n_out, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, \
              .chosen_by = 1, .infer = infer_)
-NORM_GRAD(LayerNormGrad, 5, 3, infer_layer_grad)
-NORM_GRAD(RmsNormGrad, 4, 2, infer_layer_grad)
-NORM_GRAD(GroupNormGrad, 5, 3, infer_group_grad)
-NORM_GRAD(BatchNormGrad, 5, 3, infer_batch_grad)
+NORM_GRAD(LayerNormGrad, 5, 5, 3, infer_layer_grad)
+NORM_GRAD(RmsNormGrad, 4, 4, 2, infer_layer_grad)
+NORM_GRAD(GroupNormGrad, 5, 5, 3, infer_group_grad)
+NORM_GRAD(BatchNormGrad, 5, 6, 3, infer_batch_grad)

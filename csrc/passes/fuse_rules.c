@@ -121,6 +121,120 @@ static omc_value *norm_grad_cast(omc_match *m) {
   return m->capture[0];
 }
 
+/* ---- BatchNorm and what comes after it ---- */
+
+enum { GAMMA = 1, ADDED = 5, SHIFT = 5, N_BATCH = 6 };
+
+/* The value that `v` shows, perhaps in another shape. */
+static omc_value *shown(omc_value *v) {
+  while (v->producer && v->producer->op == OMC_OP_Reshape) v = omc_in(v->producer, 0);
+  return v;
+}
+
+/* What makes `v`, or what `v` shows, if that is output 0 of such an op and nobody else reads it. */
+static omc_node *made_by(omc_value *v, omc_op_id op) {
+  while (omc_has_one_use(v) && v->producer && v->producer->op == OMC_OP_Reshape)
+    v = omc_in(v->producer, 0);
+  return omc_has_one_use(v) && v->index == 0 && v->producer && v->producer->op == op ? v->producer
+                                                                                     : NULL;
+}
+
+/* A BatchNorm in place of another, where the builder is. Whoever reads what that gives but y reads
+ * this. */
+static const omc_node *in_place_of(omc_builder *b, const omc_node *node, omc_value *added,
+                                   uint32_t n_out) {
+  omc_value *in[N_BATCH] = {NULL}, *out[N_BATCH];
+  uint32_t left_out = 0;
+  for (uint32_t i = 0; i < N_BATCH; i++) {
+    in[i] = i == ADDED && added ? added : omc_in(node, i);
+    if (!in[i]) left_out |= 1u << i;
+  }
+  const uint32_t n_in = in[ADDED] ? N_BATCH : node->n_in;
+  omc_build(b, OMC_OP_BatchNorm, n_in, in, left_out, node->n_attr, node->attr, n_out, out);
+  if (b->status != OMC_OK) return NULL;
+  for (uint32_t k = 1; k < node->n_out; k++)
+    if (omc_out(node, k)) omc_replace_uses(omc_out(node, k), out[k]);
+  return out[0]->producer;
+}
+
+/* Whether nobody reads a result of a node, but for y, before `end`. */
+static bool is_read_after(const omc_node *node, const omc_node *end) {
+  for (const omc_node *at = node->next; at != end; at = at->next)
+    for (uint32_t i = 0; i < at->n_in; i++)
+      if (omc_in(at, i) && omc_in(at, i)->producer == node && omc_in(at, i)->index > 0)
+        return false;
+  return true;
+}
+
+/* Whether a BatchNorm may add `added` to what is shown as y, where `sum` does. */
+static bool may_add(const omc_node *node, const omc_value *y, const omc_value *added,
+                    const omc_node *sum) {
+  return node && node->phase == sum->phase && !omc_in(node, ADDED) && !omc_node_int(node, "relu") &&
+         omc_type_equal(&y->type, &sum->out[0]->type) && omc_type_equal(&added->type, &y->type) &&
+         is_read_after(node, sum);
+}
+
+/* Captures 1 and 2: what is added up, one of them y of BatchNorm. */
+static omc_value *batch_norm_added(omc_match *m) {
+  for (int k = 1; k <= 2; k++) {
+    omc_value *const y = m->capture[k], *const added = m->capture[3 - k];
+    const omc_node *node = made_by(y, OMC_OP_BatchNorm);
+    if (!may_add(node, y, added, m->root)) continue;
+    omc_value *const like = omc_reshape(m->b, added, &node->out[0]->type.shape);
+    const omc_node *sum = like ? in_place_of(m->b, node, like, node->n_out) : NULL;
+    return sum ? omc_reshape(m->b, sum->out[0], &y->type.shape) : NULL;
+  }
+  return NULL;
+}
+
+/* Captures 1: y of BatchNorm. */
+static omc_value *batch_norm_relu(omc_match *m) {
+  omc_node *node = made_by(m->capture[1], OMC_OP_BatchNorm);
+  if (!node || node->phase != m->root->phase || omc_node_int(node, "relu")) return NULL;
+  m->b->status = omc_set_attr(m->b->graph, node, omc_attr_int("relu", 1));
+  return m->capture[1];
+}
+
+/* The same BatchNorm with a shift. */
+static const omc_node *with_shift(omc_builder *b, const omc_node *node) {
+  omc_builder here = {b->graph, node->next, node->phase, node->name, OMC_OK};
+  const omc_node *same = in_place_of(&here, node, NULL, N_BATCH);
+  if (same) omc_replace_uses(node->out[0], same->out[0]);
+  b->status = here.status;
+  return same;
+}
+
+/* The gradient of what comes before Relu: y, which was not above 0 where dy is not asked for, is
+ * computed again as its elements pass by, from what forward kept. */
+static omc_value *batch_norm_relu_grad(omc_match *m) {
+  omc_node *const root = m->root;
+  const omc_node *relu = made_by(omc_in(root, 0), OMC_OP_ReluGrad);
+  if (!relu || omc_node_int(root, "relu")) return NULL;
+  const omc_node *node = shown(omc_in(relu, 1))->producer;
+  if (!node || shown(omc_in(relu, 1))->index != 0 || node->op != OMC_OP_BatchNorm ||
+      !omc_node_int(node, "relu") || omc_in(node, ADDED) ||
+      shown(omc_in(node, 0)) != shown(omc_in(root, 1)) || omc_in(node, GAMMA) != omc_in(root, 2) ||
+      omc_out(node, 1) != omc_in(root, 3) || omc_out(node, 2) != omc_in(root, 4))
+    return NULL;
+  if (!omc_out(node, SHIFT)) node = with_shift(m->b, node);
+  if (!node) return NULL;
+  omc_value *const dy = omc_reshape(m->b, omc_in(relu, 0), &omc_in(root, 0)->type.shape);
+  omc_value *const in[] = {
+      dy, omc_in(root, 1), omc_in(root, 2), omc_in(root, 3), omc_in(root, 4), omc_out(node, SHIFT)};
+  omc_value *out[3] = {NULL};
+  omc_attr *attr = OMC_NEW_ARRAY(&m->b->graph->arena, omc_attr, root->n_attr + 1);
+  if (!attr) {
+    m->b->status = omc_fail(OMC_ENOMEM, "no memory for the attributes of a gradient");
+    return NULL;
+  }
+  const uint32_t n_attr = omc_attrs_without(root, "relu", attr);
+  attr[n_attr] = omc_attr_int("relu", 1);
+  omc_build(m->b, OMC_OP_BatchNormGrad, 6, in, in[2] ? 0 : 4u, n_attr + 1, attr, root->n_out, out);
+  for (uint32_t k = 1; k < root->n_out && out[k]; k++)
+    if (omc_out(root, k)) omc_replace_uses(omc_out(root, k), out[k]);
+  return out[0];
+}
+
 static const omc_rule rules[] = {
     {"detach", OMC_EXACT, OMC_P_OP(Detach, 0, OMC_P_ANY(1)), omc_match_identity},
     {"with_gradient_of", OMC_EXACT, OMC_P_OP(WithGradientOf, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
@@ -135,6 +249,9 @@ static const omc_rule rules[] = {
     {"cast_sum", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_NODE(ReduceSum, 1)), cast_sum},
     {"layer_norm_grad_cast", OMC_EXACT, OMC_P_NODE(LayerNormGrad, 0), norm_grad_cast},
     {"rms_norm_grad_cast", OMC_EXACT, OMC_P_NODE(RmsNormGrad, 0), norm_grad_cast},
+    {"batch_norm_added", OMC_EXACT, OMC_P_OP(Add, 0, OMC_P_ANY(1), OMC_P_ANY(2)), batch_norm_added},
+    {"batch_norm_relu", OMC_EXACT, OMC_P_OP(Relu, 0, OMC_P_ANY(1)), batch_norm_relu},
+    {"batch_norm_relu_grad", OMC_EXACT, OMC_P_NODE(BatchNormGrad, 0), batch_norm_relu_grad},
     {"cast_matmul", OMC_UNROUNDED,
      OMC_P_EITHER(OMC_P_OP(Cast, 0, OMC_P_PRODUCT(1)),
                   OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_PRODUCT(1), OMC_P_ANY(2)))),

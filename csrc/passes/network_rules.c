@@ -194,18 +194,19 @@ static omc_value *conv_pad(omc_match *m) {
 
 /* ---- pooling ---- */
 
-/* The largest of a window, then what of it is above 0: of fewer elements. Of zeros of both signs it
- * may be another. A window that is all padding, of which there are none of an axis that has
- * elements, without dilation, is -inf, not 0; and where places are asked for, those of numbers
- * below 0 are not the first zero's. */
+/* The largest of a window, then what of it is above 0: of fewer elements, unless BatchNorm stores
+ * them so (rule batch_norm_relu). Of zeros of both signs it may be another. A window that is all
+ * padding, of which there are none of an axis that has elements, without dilation, is -inf, not 0;
+ * and where places are asked for, those of numbers below 0 are not the first zero's. */
 static omc_value *relu_after_pool(omc_match *m) {
   const omc_node *pool = m->root;
   omc_pool_form form;
+  omc_value *x = omc_in(m->capture[1]->producer, 0), *out[3];
   if (omc_out(pool, 1) && omc_out(pool, 1)->uses) return NULL;
+  if (x->producer && x->producer->op == OMC_OP_BatchNorm && omc_has_one_use(x)) return NULL;
   if (omc_pool_form_of(pool, &omc_in(pool, 0)->type.shape, &form) != OMC_OK) return NULL;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++)
     if (form.dilation[i] != 1 || form.in[i] == 0) return NULL;
-  omc_value *x = omc_in(m->capture[1]->producer, 0), *out[3];
   omc_build(m->b, OMC_OP_MaxPool, 1, &x, 0, pool->n_attr, pool->attr, pool->n_out, out);
   return m->b->status == OMC_OK ? omc_unary(m->b, OMC_OP_Relu, out[0]) : NULL;
 }

@@ -198,10 +198,22 @@ static bool spans_peak(const round *r, const omc_value *v, uint32_t *first) {
   return true;
 }
 
+/* What a copy of the node reads and gives: all but what its op brings up to date, which is not
+ * touched again. NULL: nothing. */
+static bool is_update(const omc_node *node, uint32_t i) {
+  return i < 32 && omc_op_get(node->op)->updates >> i & 1;
+}
+static omc_value *operand(const omc_node *node, uint32_t i) {
+  return is_update(node, i) ? NULL : omc_in(node, i);
+}
+static omc_value *result(const omc_node *node, uint32_t k) {
+  return is_update(node, k) ? NULL : omc_out(node, k);
+}
+
 /* The bytes that are free at the peak if backwards read a copy of output k; *first becomes the
  * first step that does, if it is before that. */
 static size_t frees(const round *r, const omc_node *node, uint32_t k, uint32_t *first) {
-  const omc_value *v = omc_out(node, k);
+  const omc_value *v = result(node, k);
   uint32_t s = UINT32_MAX;
   if (!v || slot_of(r, v)->place != OMC_AT_ARENA || r->touched[v->id] || !spans_peak(r, v, &s) ||
       s == UINT32_MAX)
@@ -211,13 +223,6 @@ static size_t frees(const round *r, const omc_node *node, uint32_t k, uint32_t *
 }
 
 /* ---- what it takes to run it again ---- */
-
-/* What an op brings up to date comes last of its operands and results, and is not touched again. */
-static uint32_t without_updates(const omc_node *node, uint32_t n) {
-  const uint32_t updates = omc_op_get(node->op)->updates;
-  while (n > 0 && n <= 32 && updates >> (n - 1) & 1) n--;
-  return n;
-}
 
 /* How many backwards read an input. */
 static uint32_t readers(const round *r, const omc_value *input) {
@@ -267,8 +272,8 @@ static omc_status gather(const round *r, omc_node *node, uint32_t step, chain *c
   size_t bytes;
   *possible &= !(flags & OMC_OP_CALLBACK) && c->depth < MOST_COPIES;
   c->depth++;
-  for (uint32_t i = 0; *possible && i < without_updates(node, node->n_in); i++) {
-    omc_value *v = omc_in(node, i);
+  for (uint32_t i = 0; *possible && i < node->n_in; i++) {
+    omc_value *v = operand(node, i);
     if (!v || (v->producer && holds(c, v->producer))) continue;
     if (stays(r, v, step)) {
       OMC_TRY(add_input(r, root_of(v), c));
@@ -284,8 +289,8 @@ static omc_status gather(const round *r, omc_node *node, uint32_t step, chain *c
   if (omc_is_view(node)) return OMC_OK;
   OMC_TRY(omc_node_cost(node, &cost));
   c->work += cost.bytes + cost.flops / FLOPS_PER_BYTE;
-  for (uint32_t k = 0; k < without_updates(node, node->n_out); k++) {
-    if (!node->out[k]) continue;
+  for (uint32_t k = 0; k < node->n_out; k++) {
+    if (!result(node, k)) continue;
     OMC_TRY(omc_type_bytes(&node->out[k]->type, &bytes));
     if (!omc_add_size(c->bytes, bytes, &c->bytes)) *possible = false;
   }
@@ -299,13 +304,12 @@ static omc_status consider(const round *r, omc_node *node, candidate *out, chain
   *out = (candidate){.node = node};
   *c = (chain){.n = 0};
   *helps = false;
-  for (uint32_t k = 0; k < without_updates(node, node->n_out); k++)
-    out->freed += frees(r, node, k, &first);
+  for (uint32_t k = 0; k < node->n_out; k++) out->freed += frees(r, node, k, &first);
   if (!out->freed) return OMC_OK;
   bool possible = true;
   OMC_TRY(gather(r, node, first, c, &possible));
   for (uint32_t i = 0; i + 1 < c->n; i++)
-    for (uint32_t k = 0; k < without_updates(c->nodes[i], c->nodes[i]->n_out); k++) {
+    for (uint32_t k = 0; k < c->nodes[i]->n_out; k++) {
       uint32_t then = UINT32_MAX;
       const size_t bytes = frees(r, c->nodes[i], k, &then);
       if (then >= first) out->freed += bytes;
@@ -331,8 +335,8 @@ static int compare(const void *left, const void *right) {
 static bool has_room(const round *r, const omc_node *node, uint32_t from, uint32_t to) {
   const size_t room = r->most > r->least ? r->most : r->least;
   size_t bytes = 0, then;
-  for (uint32_t k = 0; k < without_updates(node, node->n_out); k++)
-    if (node->out[k]) bytes += slot_of(r, node->out[k])->bytes;
+  for (uint32_t k = 0; k < node->n_out; k++)
+    if (result(node, k)) bytes += slot_of(r, node->out[k])->bytes;
   for (uint32_t s = from; s < to; s++)
     if (!omc_add_size(r->live[s], bytes, &then) || then > room) return false;
   return true;
@@ -392,13 +396,13 @@ static bool is_there(round *r, const omc_node *node, const omc_builder *b) {
 /* A copy of the node where the builder is, which reads copies as far as there are some. */
 static omc_status copy_node(round *r, const omc_node *node, omc_builder *b) {
   if (is_there(r, node, b)) return OMC_OK;
-  const uint32_t n_in = without_updates(node, node->n_in),
-                 n_out = without_updates(node, node->n_out);
+  uint32_t n_in = node->n_in, n_out = node->n_out, left_out = 0;
+  while (n_in > 0 && is_update(node, n_in - 1)) n_in--;
+  while (n_out > 0 && is_update(node, n_out - 1)) n_out--;
   omc_value **in = OMC_NEW_ARRAY(r->scratch, omc_value *, n_in + n_out), **out = in + n_in;
   if (!in) return no_memory();
-  uint32_t left_out = 0;
   for (uint32_t i = 0; i < n_in; i++) {
-    omc_value *v = omc_in(node, i);
+    omc_value *v = operand(node, i);
     in[i] = v && r->copies[v->id] ? r->copies[v->id] : v;
     if (!v && i < 32) left_out |= 1u << i;
   }
@@ -406,7 +410,7 @@ static omc_status copy_node(round *r, const omc_node *node, omc_builder *b) {
   omc_build(b, node->op, n_in, in, left_out, node->n_attr, node->attr, n_out, out);
   OMC_TRY(b->status);
   for (uint32_t k = 0; k < n_out; k++) {
-    if (node->out[k])
+    if (result(node, k))
       r->copies[node->out[k]->id] = out[k];
     else if (out[k])
       out[k]->producer->out[k] = NULL;
@@ -463,8 +467,8 @@ static omc_status run_again_in(round *r, const chain *c, omc_phase phase, const 
   memset(r->copies, 0, r->n_values * sizeof *r->copies);
   for (uint32_t i = 0; i < c->n; i++) OMC_TRY(copy_node(r, c->nodes[i], &b));
   for (uint32_t i = 0; i < c->n; i++)
-    for (uint32_t k = 0; k < without_updates(c->nodes[i], c->nodes[i]->n_out); k++)
-      if (c->nodes[i]->out[k]) OMC_TRY(read_copy(r, c->nodes[i]->out[k], from, &b));
+    for (uint32_t k = 0; k < c->nodes[i]->n_out; k++)
+      if (result(c->nodes[i], k)) OMC_TRY(read_copy(r, c->nodes[i]->out[k], from, &b));
   return OMC_OK;
 }
 
@@ -473,8 +477,7 @@ static omc_status run_again(round *r, const chain *c) {
   bool *freed = OMC_NEW_ARRAY(r->scratch, bool, node->n_out);
   if (!freed) return no_memory();
   uint32_t first = UINT32_MAX;
-  for (uint32_t k = 0; k < without_updates(node, node->n_out); k++)
-    freed[k] = frees(r, node, k, &first) > 0;
+  for (uint32_t k = 0; k < node->n_out; k++) freed[k] = frees(r, node, k, &first) > 0;
   for (omc_phase p = OMC_BACKWARD; p < r->l.n_phases; p++) OMC_TRY(run_again_in(r, c, p, freed));
   for (uint32_t j = 0; j < c->n; j++) {
     for (uint32_t k = 0; k < c->nodes[j]->n_out; k++)

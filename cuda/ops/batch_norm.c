@@ -70,7 +70,8 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
                               .part = p->sums_lines.step,
                               .count = (double)(batch * inner),
                               .epsilon = form.epsilon,
-                              .momentum = form.momentum};
+                              .momentum = form.momentum,
+                              .relu = form.relu};
   return kernel_of(device, node, "", team, &p->elements, &p->elements_grid);
 }
 
@@ -114,11 +115,13 @@ static omc_status run_forward(const omc_kernel_args *args) {
   given.rstd = omc_cuda_out(args, 2);
   given.moved_mean = output(args, p, 3);
   given.moved_var = output(args, p, 4);
+  given.added = omc_cuda_in(args, 5);
+  given.shift = omc_cuda_out(args, 5);
   given.partial = args->workspace;
   return run_steps(p, &given, args->queue);
 }
 
-/* Inputs: dy, x, gamma?, mean, rstd. */
+/* Inputs: dy, x, gamma?, mean, rstd, shift?, which is what beta was. */
 static omc_status run_grad(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
   omc_batch_norm given = p->given;
@@ -129,6 +132,7 @@ static omc_status run_grad(const omc_kernel_args *args) {
   given.gamma = input(args, p, 2);
   given.mean = omc_cuda_in(args, 3);
   given.rstd = omc_cuda_in(args, 4);
+  given.beta = input(args, p, 5);
   given.out = omc_cuda_out(args, 0);
   given.dgamma = omc_cuda_out(args, 1);
   given.dbeta = omc_cuda_out(args, 2);

@@ -1,5 +1,6 @@
 /* BatchNorm in training and its gradient: sums over parts of channels, which are lines across the
- * batch, then what is of each channel, then elements, by packs or along columns. */
+ * batch, then what is of each channel, then elements, by packs or along columns. What is added, and
+ * Relu: see csrc/ops/norm.c. */
 #ifndef OMC_CUDA_OPS_BATCH_NORM_H
 #define OMC_CUDA_OPS_BATCH_NORM_H
 
@@ -18,13 +19,14 @@ typedef struct omc_batch_norm {
   int64_t n;                          /* elements of all */
   omc_gpu_divisor inner, by_channels; /* neighbours of one channel, channels */
   double count, epsilon, momentum;
-  const void *dy, *x;
+  int64_t relu;
+  const void *dy, *x, *added; /* NULL: nothing is */
   omc_channel_values gamma, beta, running_mean, running_var, moved_mean, moved_var;
-  void *mean, *rstd;        /* of each channel */
-  void *partial;            /* [2, parts, channels]: means and squares about them, or sums */
-  void *mean_dy, *mean_dyx; /* of each channel: of dy and dy * xhat */
-  void *dgamma, *dbeta;     /* NULL: not wanted */
-  void *out;                /* y or dx, which may be dy or x */
+  void *mean, *rstd, *shift; /* of each channel; the last, which is beta, NULL: not wanted */
+  void *partial;             /* [2, parts, channels]: means and squares about them, or sums */
+  void *mean_dy, *mean_dyx;  /* of each channel: of dy and dy * xhat */
+  void *dgamma, *dbeta;      /* NULL: not wanted */
+  void *out;                 /* y or dx, which may be dy or x */
 } omc_batch_norm;
 
 #ifdef OMC_GPU
@@ -66,17 +68,49 @@ OMC_INLINE void statistics(const Team &team, const omc_batch_norm &p) {
   });
 }
 
+/* What y of a channel is made of, in which numbers are as they would be after being stored. */
+struct of_channel {
+  acc_t mean, rstd, scale, shift;
+
+  of_channel() = default;
+  OMC_METHOD of_channel(const omc_batch_norm &p, int64_t c) {
+    mean = ((const acc_t *)p.mean)[c], rstd = ((const acc_t *)p.rstd)[c];
+    scale = rstd * channel_value(p.gamma, c, 1), shift = channel_value(p.beta, c, 0);
+  }
+  static OMC_METHOD acc_t stored(acc_t x) { return number<acc_t>(element<storage_t>(x)); }
+  OMC_METHOD acc_t normalized(acc_t x) const { return OMC_R(fma)(x - mean, scale, shift); }
+  OMC_METHOD acc_t y(const omc_batch_norm &p, acc_t x, acc_t added) const {
+    acc_t y = normalized(x);
+    if (p.added) y = stored(y) + added;
+    if (p.relu) y = stored(y);
+    return p.relu && y < 0 ? 0 : y;
+  }
+  /* The gradient of y before Relu. */
+  OMC_METHOD acc_t slope(const omc_batch_norm &p, acc_t dy, acc_t x) const {
+    return p.relu && stored(normalized(x)) <= 0 ? 0 : dy;
+  }
+};
+
+/* The same of lines that are channels, or samples of them. */
+template <typename Of, typename Team>
+OMC_INLINE omc_of_lines<Of, Team> channels_of(const Team &team, const omc_batch_norm &p) {
+  return omc_each_line<Of>(
+      team, [&](int64_t line, int) { return Of(p, omc_remainder(&line, p.by_channels)); });
+}
+
 /* Sums of dy and dy * xhat of a part of a channel. */
 template <typename Team>
 OMC_INLINE void gradient_sums(const Team &team, const omc_batch_norm &p) {
   omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
-  const auto of_line = [&](const void *values) {
-    return omc_each_line<acc_t>(team, [&](int64_t c, int) { return ((const acc_t *)values)[c]; });
-  };
-  const omc_of_lines<acc_t, Team> mean = of_line(p.mean), rstd = of_line(p.rstd);
+  const omc_of_lines<of_channel, Team> channel = channels_of<of_channel>(team, p);
   const omc_of_lines<omc_two, Team> sums = omc_fold_lines<omc_sum, omc_two>(
-      team, [&](omc_at at) { return omc_two{dy[at], dy[at] * (x[at] - mean[at]) * rstd[at]}; }, dy,
-      x);
+      team,
+      [&](omc_at at) {
+        const of_channel c = channel[at];
+        const acc_t slope = c.slope(p, dy[at], x[at]);
+        return omc_two{slope, slope * (x[at] - c.mean) * c.rstd};
+      },
+      dy, x);
   omc_lead_lines(team, [&](int64_t line, int l) {
     const int64_t at = team.part * p.channels + line;
     sums_of(p, 0)[at] = sums.of[l].a, sums_of(p, 1)[at] = sums.of[l].b;
@@ -116,6 +150,7 @@ OMC_INLINE void join_statistics(const Team &team, const omc_batch_norm &p) {
   if (!team.leads()) return;
   ((acc_t *)p.mean)[c] = (acc_t)mean;
   ((acc_t *)p.rstd)[c] = (acc_t)(1 / sqrt(sum / p.count + p.epsilon));
+  if (p.shift) ((acc_t *)p.shift)[c] = channel_value(p.beta, c, 0);
   move(p, p.running_mean, p.moved_mean, c, mean);
   move(p, p.running_var, p.moved_var, c, sum / (p.count - 1));
 }
@@ -134,65 +169,72 @@ OMC_INLINE void join_gradients(const Team &team, const omc_batch_norm &p) {
   ((acc_t *)p.mean_dyx)[c] = (acc_t)(sums[1] / p.count);
 }
 
-/* What elements of a channel are made of. */
-struct of_channel {
-  acc_t mean, rstd, scale, shift, mean_dy, mean_dyx;
+/* What dx is made of beside. */
+struct of_channel_grad : of_channel {
+  acc_t mean_dy, mean_dyx;
 
-  of_channel() = default;
-  OMC_METHOD of_channel(const omc_batch_norm &p, int64_t c) {
-    mean = ((const acc_t *)p.mean)[c], rstd = ((const acc_t *)p.rstd)[c];
-    scale = rstd * channel_value(p.gamma, c, 1), shift = channel_value(p.beta, c, 0);
-    mean_dy = p.mean_dy ? ((const acc_t *)p.mean_dy)[c] : 0;
-    mean_dyx = p.mean_dyx ? ((const acc_t *)p.mean_dyx)[c] : 0;
+  of_channel_grad() = default;
+  OMC_METHOD of_channel_grad(const omc_batch_norm &p, int64_t c) : of_channel(p, c) {
+    mean_dy = ((const acc_t *)p.mean_dy)[c], mean_dyx = ((const acc_t *)p.mean_dyx)[c];
   }
-  OMC_METHOD acc_t y(acc_t x) const { return OMC_R(fma)(x - mean, scale, shift); }
-  OMC_METHOD acc_t dx(acc_t dy, acc_t x) const {
-    return scale * (dy - mean_dy - (x - mean) * rstd * mean_dyx);
+  OMC_METHOD acc_t dx(const omc_batch_norm &p, acc_t dy, acc_t x) const {
+    return scale * (slope(p, dy, x) - mean_dy - (x - mean) * rstd * mean_dyx);
   }
 };
 
 template <typename Team>
-OMC_INLINE omc_of_lines<of_channel, Team> channels_of(const Team &team, const omc_batch_norm &p) {
-  return omc_each_line<of_channel>(
-      team, [&](int64_t line, int) { return of_channel(p, omc_remainder(&line, p.by_channels)); });
-}
-
-template <typename Team>
 OMC_INLINE void normalize(const Team &team, const omc_batch_norm &p) {
-  omc_line<storage_t, Team> x(team, p.x);
-  const omc_of_lines<of_channel, Team> c = channels_of(team, p);
-  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c[at].y(x[at]); }, x);
+  omc_line<storage_t, Team> x(team, p.x), added(team, p.added);
+  const omc_of_lines<of_channel, Team> c = channels_of<of_channel>(team, p);
+  omc_write_line<storage_t>(
+      team, p.out, [&](omc_at at) { return c[at].y(p, x[at], added[at]); }, x, added);
 }
 
 template <typename Team>
 OMC_INLINE void normalize_grad(const Team &team, const omc_batch_norm &p) {
   omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
-  const omc_of_lines<of_channel, Team> c = channels_of(team, p);
-  omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c[at].dx(dy[at], x[at]); }, dy, x);
+  const omc_of_lines<of_channel_grad, Team> c = channels_of<of_channel_grad>(team, p);
+  omc_write_line<storage_t>(
+      team, p.out, [&](omc_at at) { return c[at].dx(p, dy[at], x[at]); }, dy, x);
 }
 
-/* Packs of neighbours wherever channels begin: each is of two at most. */
+/* Packs of neighbours wherever channels begin: each is of two at most. Writes what each(c, l) gives
+ * of element l, that is of c. */
+template <typename Of, typename Each>
+OMC_INLINE void write_pack(const omc_batch_norm &p, int64_t first, int lanes, Each each) {
+  int64_t at = first;
+  const int64_t left = p.inner.by - omc_remainder(&at, p.inner);
+  const int64_t c = omc_remainder(&at, p.by_channels), next = c + 1 < p.channels ? c + 1 : 0;
+  const Of here(p, c), after(p, next);
+  storage_t out[OMC_ROW_PACK];
+#pragma unroll
+  for (int l = 0; l < OMC_ROW_PACK; l++) {
+    if (l >= lanes) break;
+    out[l] = element<storage_t>(each(l < left ? here : after, l));
+  }
+  omc_store((storage_t *)p.out + first, out, lanes);
+}
+
+/* The thread's pack of a tensor that is stored as x is; NULL: none. */
+struct pack_of : omc_loaded<storage_t, OMC_ROW_PACK> {
+  OMC_METHOD pack_of(const void *data, int64_t first, int lanes) {
+    if (data) omc_load(*this, (const storage_t *)data + first, lanes);
+  }
+  OMC_METHOD acc_t operator[](int l) const { return number<acc_t>(this->e[l]); }
+};
+
 template <bool IS_GRAD>
 OMC_INLINE void packs_of_channels(const omc_batch_norm &p) {
   const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * OMC_ROW_PACK;
   if (first >= p.n) return;
   const int lanes = p.n - first < OMC_ROW_PACK ? (int)(p.n - first) : (int)OMC_ROW_PACK;
-  omc_loaded<storage_t, OMC_ROW_PACK> x, dy;
-  omc_load(x, (const storage_t *)p.x + first, lanes);
-  if (IS_GRAD) omc_load(dy, (const storage_t *)p.dy + first, lanes);
-  int64_t at = first;
-  const int64_t left = p.inner.by - omc_remainder(&at, p.inner);
-  const int64_t c = omc_remainder(&at, p.by_channels), next = c + 1 < p.channels ? c + 1 : 0;
-  const of_channel here(p, c), after(p, next);
-  storage_t out[OMC_ROW_PACK];
-#pragma unroll
-  for (int l = 0; l < OMC_ROW_PACK; l++) {
-    if (l >= lanes) break;
-    const of_channel of = l < left ? here : after;
-    const acc_t x_l = number<acc_t>(x[l]);
-    out[l] = element<storage_t>(IS_GRAD ? of.dx(number<acc_t>(dy[l]), x_l) : of.y(x_l));
-  }
-  omc_store((storage_t *)p.out + first, out, lanes);
+  const pack_of x(p.x, first, lanes), other(IS_GRAD ? p.dy : p.added, first, lanes);
+  if (IS_GRAD)
+    write_pack<of_channel_grad>(
+        p, first, lanes, [&](const of_channel_grad &c, int l) { return c.dx(p, other[l], x[l]); });
+  else
+    write_pack<of_channel>(p, first, lanes,
+                           [&](const of_channel &c, int l) { return c.y(p, x[l], other[l]); });
 }
 
 OMC_GROUPED_LINE_KERNELS(sums_of_BatchNorm, omc_batch_norm, statistics)

@@ -164,6 +164,12 @@ static const char *const kernel_graphs[] = {
     X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") IN("m", "f32[5]") IN("v", "f32[5]")
         "%y, %o, %q, %n, %u = BatchNorm(%x, %g, %b, %m, %v) {epsilon=1e-5, momentum=0.1}\n"
         "return %y\n",
+    X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") WANT("r", "f32[3,5,7,3]")
+        "%y, %o, %q = BatchNorm(%x, %g, %b, _, _, %r)\n%z, %p, %s = BatchNorm(%y, %g, %b) {relu=1}\n"
+        "return %z\n",
+    X("[70,37]") WANT("g", "f32[37]")
+        "%y, %o, %q = BatchNorm(%x, %g, _, _, _, %x) {relu=1}\n%z, %p, %s = BatchNorm(%y) {relu=1}\n"
+        "return %z\n",
     X("[3,5,148]") WANT("r", "f32[148,37]") WANT("b", "f32[148]") WANT("h", "f32[5,37]") WANT("c", "f32[5,37]")
         "%y, %u, %v, %k, %m = LstmCells(%x, %r, %b, %h, %c)\nreturn %y, %u, %v\n",
     X("[2,67,20]") WANT("r", "f32[20,5]") WANT("h", "f32[67,5]") WANT("c", "f32[67,5]")

@@ -72,7 +72,7 @@ CASES = {
     "loss": Case(
         of("CrossEntropy(%x0, %x1, %x2) {label_smoothing=0.25}", ROW, torch.tensor([0, 9]), (1100,), outputs=4), TWICE
     ),
-    "batch norm": Case(of("BatchNorm(%x0)", CHANNELS, outputs=3), ONCE),
+    "batch norm": Case(of("BatchNorm(%x0, _, _, _, _, %x0) {relu=1}", CHANNELS, outputs=3), ONCE),
     "gradient of batch norm": Case(
         of("BatchNormGrad(%x0, %x1, %x2, %x3, %x4)", CHANNELS, CHANNELS, (2,), (2,), (2,), outputs=3), ONCE
     ),

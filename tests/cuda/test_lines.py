@@ -296,6 +296,21 @@ def test_norms_of_channels_and_their_gradients(
     of = [dy, x, of_channels[0], mean, rstd]
     assert_as_on_the_cpu(gpu, "BatchNormGrad(%x0, %x1, %x2, %x3, %x4)", of, 3)
     assert_as_on_the_cpu(gpu, "BatchNormGrad(%x0, %x1, _, %x2, %x3)", [dy, x, mean, rstd], 1)
+    shift = random(shape[1], dtype=mean.dtype, seed=6)
+    assert_as_on_the_cpu(gpu, "BatchNormGrad(%x0, %x1, %x2, %x3, %x4, %x5) {relu=1}", [*of, shift], 3)
+
+
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("attrs", ["", " {relu=1}"])
+def test_what_is_added_to_a_norm_of_channels(gpu: Gpu, shape: tuple[int, ...], dtype: torch.dtype, attrs: str) -> None:
+    x, added = 2 * random(*shape, dtype=dtype) + 1, random(*shape, dtype=dtype, seed=1)
+    gamma, beta = (random(shape[1], dtype=dtype, seed=2 + i) for i in range(2))
+    assert_as_on_the_cpu(gpu, f"BatchNorm(%x0, %x1, %x2, _, _, %x3){attrs}", [x, gamma, beta, added], 3)
+    statistics = [t.float() for t in (gamma, beta)] if dtype.itemsize == 2 else [gamma, beta]
+    call = f"BatchNorm(%x0, _, %x1, %x2, %x3){attrs}"
+    outputs = assert_as_on_the_cpu(gpu, call, [x, statistics[1], *statistics], 6)
+    assert torch.equal(outputs[5], statistics[1])
 
 
 def test_a_variance_keeps_its_digits_beside_a_large_mean(gpu: Gpu) -> None:

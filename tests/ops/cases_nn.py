@@ -108,21 +108,25 @@ def group_norm(a: Tensor, groups: int, gamma: bool = True, beta: bool = True) ->
     return Case("GroupNorm", inputs, f, {"num_groups": groups, "epsilon": 1e-5}, outputs=3, compare=1)
 
 
-def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
+def batch_norm(a: Tensor, momentum: float = 0.1, added: bool = False, relu: bool = False) -> Case:
     c = a.shape[1]
     gamma, beta, mean = (x(c, dtype=a.dtype, seed=i) for i in (1, 2, 3))
     var = x(c, dtype=a.dtype, seed=4).abs()
 
-    def f(t: Tensor, g: Tensor, b: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def f(t: Tensor, g: Tensor, b: Tensor, m: Tensor, v: Tensor, r: Tensor | None = None) -> tuple[Tensor, ...]:
         m, v = m.clone(), v.clone()
         y = F.batch_norm(t, m, v, g, b, True, momentum, 1e-5)
+        y = y if r is None else y + r
+        y = y.relu() if relu else y
         dims = [0, *range(2, t.dim())]
         centre = t.mean(dims)
         rstd = (t.var(dims, unbiased=False) + 1e-5).rsqrt()
         return y, centre.detach(), rstd.detach(), m, v
 
-    attrs = {"epsilon": 1e-5, "momentum": momentum}
-    return Case("BatchNorm", [a, gamma, beta, mean, var], f, attrs, outputs=5, grads=[0, 1, 2], differentiable=1)
+    attrs = {"epsilon": 1e-5, "momentum": momentum} | ({"relu": True} if relu else {})
+    inputs = [a, gamma, beta, mean, var] + [x(*a.shape, dtype=a.dtype, seed=5)] * added
+    grads = [0, 1, 2] + [5] * added
+    return Case("BatchNorm", inputs, f, attrs, outputs=5, grads=grads, differentiable=1)
 
 
 def max_pool(
@@ -201,6 +205,8 @@ CASES = [
     group_norm(x(70, 33, 2), 11), group_norm(x(2, 6, 9, 9), 2, False, False), group_norm(x(2, 6, 9, 9), 2, True, False), group_norm(x(1, 2, 70, 70), 1),
     group_norm(x(0, 4, 5), 2), group_norm(x(2, 6, 4, 5, dtype=F64), 3), group_norm(x(3, 64, 1, 1), 8), group_norm(x(2, 2, 40, 1, 30), 2),
     batch_norm(x(4, 3, 5, 7)), batch_norm(x(6, 5), 0.3), batch_norm(x(3, 4, 9)), batch_norm(x(4, 3, 2, 2, dtype=F64)), batch_norm(x(2, 17, 8, 8)),
+    batch_norm(x(4, 3, 5, 7), relu=True), batch_norm(x(6, 5), added=True), batch_norm(x(3, 4, 9), added=True, relu=True), batch_norm(x(70, 67), relu=True),
+    batch_norm(x(4, 3, 2, 2, dtype=F64), added=True, relu=True), batch_norm(x(2, 17, 8, 8), added=True), batch_norm(x(5, 70), relu=True),
     max_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], [1, 1]), max_pool(x(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1]),
     max_pool(x(2, 2, 7, 10), [2, 3], [2, 1], [1, 1], [1, 2], 1), max_pool(x(2, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], [1, 1], 1),
     average_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], 0, 1, 0), average_pool(x(2, 3, 9, 11), [3, 2], [2, 2], [1, 1], 1, 0, 0),

@@ -205,6 +205,50 @@ def norm_grad(dy: Tensor, x: Tensor, gamma: Tensor | None, *kept: Tensor, axis: 
     return rstd * (g - (g.mean(dims, keepdim=True) if mean else 0) - xhat * (g * xhat).mean(dims, keepdim=True))
 
 
+def of_channels(x: Tensor, of: Tensor | None, default: float) -> Tensor:
+    of = torch.full((x.shape[1],), default, dtype=x.dtype) if of is None else of
+    return of.reshape(-1, *[1] * (x.dim() - 2))
+
+
+def batch_norm(
+    x: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    added: Tensor | None = None,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.1,
+    relu: int = 0,
+) -> list[Tensor | None]:
+    mean, var = (None if t is None else t.clone() for t in (mean, var))
+    y = F.batch_norm(x, mean, var, gamma, beta, True, momentum, epsilon)
+    y = y if added is None else y + added
+    dims = [0, *range(2, x.dim())]
+    centre, rstd = x.mean(dims), (x.var(dims, unbiased=False) + epsilon).rsqrt()
+    return [y.relu() if relu else y, centre, rstd, mean, var, of_channels(x, beta, 0).flatten()]
+
+
+def batch_norm_grad(
+    dy: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    shift: Tensor | None = None,
+    *,
+    relu: int = 0,
+    **_: object,
+) -> list[Tensor]:
+    xhat = (x - of_channels(x, mean, 0)) * of_channels(x, rstd, 1)
+    scale = of_channels(x, gamma, 1)
+    dy = torch.where(xhat * scale + of_channels(x, shift, 0) <= 0, 0, dy) if relu else dy
+    dims = [0, *range(2, x.dim())]
+    centred = dy - dy.mean(dims, keepdim=True) - xhat * (dy * xhat).mean(dims, keepdim=True)
+    return [centred * scale * of_channels(x, rstd, 1), (dy * xhat).sum(dims), dy.sum(dims)]
+
+
 def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
     for i, axis in enumerate(axes_of(x, axes)):
         step = 1 if steps is None else int(steps[i])
@@ -277,6 +321,8 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Add": torch.add,
     "And": torch.logical_and,
     "Attention": attention,
+    "BatchNorm": batch_norm,
+    "BatchNormGrad": batch_norm_grad,
     "Cast": lambda x, to: x.to(ONNX_DTYPES[to]),
     "Concat": lambda *x, axis: torch.cat(x, axis),
     "Detach": torch.detach,
@@ -323,6 +369,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "ReduceProd": reduction(torch.prod),
     "ReduceSum": reduction(torch.sum),
     "Relu": torch.relu,
+    "ReluGrad": lambda dy, y: torch.where(y <= 0, 0, dy),
     "Reshape": lambda x, s, allowzero=0: x.reshape(s.tolist()),
     "RmsNorm": rms_norm,
     "RmsNormGrad": norm_grad,

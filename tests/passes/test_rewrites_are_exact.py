@@ -33,6 +33,9 @@ AFTER_DIFFERENTIATION = {
     "layer_norm_grad_cast",
     "rms_norm_grad_cast",
     "cast_matmul",
+    "batch_norm_added",
+    "batch_norm_relu",
+    "batch_norm_relu_grad",
 }
 # A layer's kernels are within this many ulps of the largest element, see also Draw.condition.
 LAYER_ULPS = 8

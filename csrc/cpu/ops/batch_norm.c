@@ -1,4 +1,4 @@
-/* BatchNorm by channels, and its gradient. */
+/* BatchNorm by channels, and its gradient; what is added and Relu, see ops/norm.c. */
 #include "base/int.h"
 #include "cpu/ops/norm.h"
 #include "cpu/parallel.h"
@@ -10,15 +10,61 @@
 typedef struct {
   const omc_batch_form *p;
   const omc_kernel_args *args;
-  const storage_t *x, *dy;
+  const storage_t *x, *dy, *added;
   const acc_t *gamma, *beta, *running_mean, *running_var;
   storage_t *y, *dx;
-  acc_t *mean, *rstd, *dgamma, *dbeta;
+  acc_t *mean, *rstd, *dgamma, *dbeta, *shift;
 } batch_job;
 
 static double count(const omc_batch_form *p) { return (double)(p->batch * p->inner); }
 static acc_t gamma_of(const batch_job *job, int64_t c) { return job->gamma ? job->gamma[c] : 1; }
 static acc_t beta_of(const batch_job *job, int64_t c) { return job->beta ? job->beta[c] : 0; }
+
+/* What y of a channel is made with. */
+typedef struct {
+  acc_t mean, rstd, scale, shift;
+} channel;
+
+static channel channel_of(const batch_job *job, int64_t c) {
+  return (channel){job->mean[c], job->rstd[c], job->rstd[c] * gamma_of(job, c), beta_of(job, c)};
+}
+
+static bool is_plain(const batch_job *job) { return !job->added && !job->p->relu; }
+
+OMC_INLINE vacc_t relu(vacc_t x) { return vblend(x < vset(0), vset(0), x); }
+
+/* As it would be after being stored. */
+OMC_INLINE vacc_t as_stored(vacc_t x) {
+  storage_t stored[OMC_VL];
+  if (OMC_STORES_ACC) return x;
+  vst(stored, x);
+  return vld(stored);
+}
+
+OMC_INLINE vacc_t normalized(const channel *c, vacc_t x) {
+  return vfma(x - vset(c->mean), vset(c->scale), vset(c->shift));
+}
+
+/* Stores y of n elements of a channel. */
+OMC_INLINE void store_plane(const batch_job *job, const channel *c, int64_t at, int64_t n) {
+  if (is_plain(job)) {
+    normalize_plane(job->x + at, n, c->mean, c->scale, c->shift, job->y + at);
+    return;
+  }
+  for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
+    vacc_t y = as_stored(normalized(c, vld_fill(job->x + k, left, 0)));
+    if (job->added) y = as_stored(y + vld_fill(job->added + k, left, 0));
+    vst_upto(job->y + k, job->p->relu ? relu(y) : y, left);
+  }
+}
+
+/* The gradient of y before Relu, of up to a vector of elements of a channel; 0 past the end. */
+OMC_INLINE vacc_t slope_at(const batch_job *job, const channel *c, int64_t k, int64_t left) {
+  const vacc_t dy = vld_fill(job->dy + k, left, 0);
+  if (!job->p->relu) return dy;
+  const vacc_t y = as_stored(normalized(c, vld_fill(job->x + k, left, 0)));
+  return vblend(y <= vset(0), vset(0), dy);
+}
 
 /* Stores element c of output i, a running statistic after a batch, which leaves it as it is if it
  * is empty. Nothing if it is not kept. */
@@ -42,6 +88,7 @@ static void store_statistics(const batch_job *job, int64_t c, double mean, doubl
   const double n = count(p);
   job->mean[c] = (acc_t)mean;
   job->rstd[c] = (acc_t)(1 / sqrt(squares / n + p->epsilon));
+  if (job->shift) job->shift[c] = beta_of(job, c);
   move_running(job, 3, c, job->running_mean, mean);
   move_running(job, 4, c, job->running_var, squares / (n - 1));
 }
@@ -76,6 +123,45 @@ static statistics statistics_about(const omc_batch_form *p, const storage_t *x, 
   return (statistics){(double)near + off, about < 0 ? 0 : about};
 }
 
+/* The same of an element of a group of channels. */
+typedef struct {
+  acc_t mean[OMC_COLUMNS], scale[OMC_COLUMNS], shift[OMC_COLUMNS];
+} columns;
+
+static void set_columns(const batch_job *job, int64_t first, int64_t n, columns *of) {
+  for (int64_t j = 0; j < n; j++) {
+    const channel c = channel_of(job, first + j);
+    of->mean[j] = c.mean, of->scale[j] = c.scale, of->shift[j] = c.shift;
+  }
+}
+OMC_INLINE acc_t one_as_stored(acc_t x) {
+  storage_t stored;
+  st(&stored, x);
+  return ld(&stored);
+}
+OMC_INLINE acc_t one_normalized(const columns *of, int64_t j, acc_t x) {
+  return (x - of->mean[j]) * of->scale[j] + of->shift[j];
+}
+
+static void store_row_of_columns(const batch_job *job, const columns *of, int64_t at, int64_t n) {
+  if (is_plain(job)) {
+    for (int64_t j = 0; j < n; j++) st(job->y + at + j, one_normalized(of, j, ld(job->x + at + j)));
+    return;
+  }
+  for (int64_t j = 0; j < n; j++) {
+    acc_t y = one_as_stored(one_normalized(of, j, ld(job->x + at + j)));
+    if (job->added) y = one_as_stored(y + ld(job->added + at + j));
+    st(job->y + at + j, job->p->relu && y < 0 ? 0 : y);
+  }
+}
+
+static void load_slopes(const batch_job *job, const columns *of, int64_t at, int64_t n,
+                        acc_t *slopes) {
+  for (int64_t j = 0; j < n; j++) slopes[j] = ld(job->dy + at + j);
+  for (int64_t j = 0; job->p->relu && j < n; j++)
+    if (one_as_stored(one_normalized(of, j, ld(job->x + at + j))) <= 0) slopes[j] = 0;
+}
+
 /* Items are channels of `inner` contiguous elements for each row of the batch. */
 static void batch_forward_planes(omc_range range, void *ctx) {
   const batch_job *job = ctx;
@@ -87,9 +173,8 @@ static void batch_forward_planes(omc_range range, void *ctx) {
     for (const storage_t *x = first; x < last; x += step) sum += (double)row_sum(x, n);
     const statistics of = statistics_about(p, first, (acc_t)(sum / count(p)));
     store_statistics(job, c, of.mean, of.squares);
-    for (int64_t b = 0; b < p->batch; b++)
-      normalize_plane(first + b * step, n, (acc_t)of.mean, job->rstd[c] * gamma_of(job, c),
-                      beta_of(job, c), job->y + c * n + b * step);
+    const channel here = channel_of(job, c);
+    for (int64_t b = 0; b < p->batch; b++) store_plane(job, &here, c * n + b * step, n);
   }
 }
 
@@ -102,7 +187,7 @@ static void batch_forward_cols(omc_range range, void *ctx) {
        c0 += OMC_COLUMNS) {
     const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
     double mean[OMC_COLUMNS] = {0}, squares[OMC_COLUMNS] = {0};
-    acc_t center[OMC_COLUMNS], scale[OMC_COLUMNS], shift[OMC_COLUMNS];
+    columns of;
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) mean[j] += (double)ld(job->x + b * step + c0 + j);
     for (int64_t j = 0; j < cols; j++) mean[j] /= count(p);
@@ -111,18 +196,27 @@ static void batch_forward_cols(omc_range range, void *ctx) {
         const double d = (double)ld(job->x + b * step + c0 + j) - mean[j];
         squares[j] += d * d;
       }
-    for (int64_t j = 0; j < cols; j++) {
-      store_statistics(job, c0 + j, mean[j], squares[j]);
-      center[j] = (acc_t)mean[j];
-      scale[j] = job->rstd[c0 + j] * gamma_of(job, c0 + j);
-      shift[j] = beta_of(job, c0 + j);
-    }
-    for (int64_t b = 0; b < p->batch; b++)
-      for (int64_t j = 0; j < cols; j++) {
-        const int64_t i = b * step + c0 + j;
-        st(job->y + i, (ld(job->x + i) - center[j]) * scale[j] + shift[j]);
-      }
+    for (int64_t j = 0; j < cols; j++) store_statistics(job, c0 + j, mean[j], squares[j]);
+    set_columns(job, c0, cols, &of);
+    for (int64_t b = 0; b < p->batch; b++) store_row_of_columns(job, &of, b * step + c0, cols);
   }
+}
+
+/* Adds the sums of dy and dy * xhat of n elements of a channel, in one order with Relu and without.
+ */
+static void add_sums(const batch_job *job, const channel *c, int64_t at, int64_t n, double *sum_dy,
+                     double *sum_dyx) {
+  const storage_t *x = job->x + at, *dy = job->dy + at;
+  if (!job->p->relu) {
+    *sum_dy += (double)row_sum(dy, n);
+    *sum_dyx += (double)sum_of_slopes(dy, x, n, c->mean, c->rstd);
+    return;
+  }
+  const vacc_t vmean = vset(c->mean), vrstd = vset(c->rstd);
+  *sum_dy += (double)OMC_ROW_SUM(k, left, n, slope_at(job, c, at + k, left));
+  *sum_dyx += (double)OMC_ROW_SUM(
+      k, left, n,
+      slope_at(job, c, at + k, left) * (vld_fill(x + k, left, c->mean) - vmean) * vrstd);
 }
 
 static void batch_backward_planes(omc_range range, void *ctx) {
@@ -130,20 +224,18 @@ static void batch_backward_planes(omc_range range, void *ctx) {
   const omc_batch_form *p = job->p;
   const int64_t n = p->inner, step = p->channels * n;
   for (int64_t c = range.begin; c < range.end; c++) {
-    const vacc_t mean = vset(job->mean[c]), rstd = vset(job->rstd[c]);
+    const channel here = channel_of(job, c);
+    const vacc_t mean = vset(here.mean), rstd = vset(here.rstd);
     double sum_dy = 0, sum_dyx = 0;
-    for (int64_t b = 0; b < p->batch; b++) {
-      const storage_t *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
-      sum_dy += (double)row_sum(dy, n);
-      sum_dyx += (double)sum_of_slopes(dy, x, n, job->mean[c], job->rstd[c]);
-    }
+    for (int64_t b = 0; b < p->batch; b++)
+      add_sums(job, &here, c * n + b * step, n, &sum_dy, &sum_dyx);
     const vacc_t factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
     const vacc_t mean_dy = vset((acc_t)sum_dy), mean_dyx = vset((acc_t)sum_dyx);
     for (int64_t b = 0; b < p->batch; b++) {
       const int64_t at = c * n + b * step;
       for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
         const vacc_t xhat = (vld_fill(job->x + k, left, 0) - mean) * rstd;
-        const vacc_t d = vld_fill(job->dy + k, left, 0) - mean_dy - xhat * mean_dyx;
+        const vacc_t d = slope_at(job, &here, k, left) - mean_dy - xhat * mean_dyx;
         vst_upto(job->dx + k, factor * d, left);
       }
     }
@@ -159,23 +251,27 @@ static void batch_backward_cols(omc_range range, void *ctx) {
     const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
     const acc_t *mean = job->mean + c0, *rstd = job->rstd + c0;
     double sum_dy[OMC_COLUMNS] = {0}, sum_dyx[OMC_COLUMNS] = {0};
-    acc_t factor[OMC_COLUMNS];
-    for (int64_t b = 0; b < p->batch; b++)
+    acc_t factor[OMC_COLUMNS], dy[OMC_COLUMNS];
+    columns of;
+    set_columns(job, c0, cols, &of);
+    for (int64_t b = 0; b < p->batch; b++) {
+      const int64_t i = b * step + c0;
+      load_slopes(job, &of, i, cols, dy);
       for (int64_t j = 0; j < cols; j++) {
-        const int64_t i = b * step + c0 + j;
-        const acc_t dy = ld(job->dy + i);
-        sum_dy[j] += (double)dy;
-        sum_dyx[j] += (double)(dy * (ld(job->x + i) - mean[j]) * rstd[j]);
+        sum_dy[j] += (double)dy[j];
+        sum_dyx[j] += (double)(dy[j] * (ld(job->x + i + j) - mean[j]) * rstd[j]);
       }
+    }
     for (int64_t j = 0; j < cols; j++)
       factor[j] = store_gradients(job, c0 + j, &sum_dy[j], &sum_dyx[j]);
-    for (int64_t b = 0; b < p->batch; b++)
+    for (int64_t b = 0; b < p->batch; b++) {
+      const int64_t i = b * step + c0;
+      load_slopes(job, &of, i, cols, dy);
       for (int64_t j = 0; j < cols; j++) {
-        const int64_t i = b * step + c0 + j;
-        const acc_t xhat = (ld(job->x + i) - mean[j]) * rstd[j];
-        st(job->dx + i,
-           factor[j] * (ld(job->dy + i) - (acc_t)sum_dy[j] - xhat * (acc_t)sum_dyx[j]));
+        const acc_t xhat = (ld(job->x + i + j) - mean[j]) * rstd[j];
+        st(job->dx + i + j, factor[j] * (dy[j] - (acc_t)sum_dy[j] - xhat * (acc_t)sum_dyx[j]));
       }
+    }
   }
 }
 
@@ -203,12 +299,14 @@ OMC_KERNEL(BatchNorm, args) {
                    .running_var = parameter(args, 4, p->channels, &scratch),
                    .y = omc_out_data(args, 0),
                    .mean = omc_out_data(args, 1),
-                   .rstd = omc_out_data(args, 2)};
+                   .rstd = omc_out_data(args, 2),
+                   .added = omc_in_data(args, 5),
+                   .shift = omc_out_data(args, 5)};
   run_channels(args, &job, batch_forward_planes, batch_forward_cols);
   return OMC_OK;
 }
 
-/* Inputs: dy, x, gamma?, mean, rstd. */
+/* Inputs: dy, x, gamma?, mean, rstd, shift?. */
 OMC_KERNEL(BatchNormGrad, args) {
   const omc_batch_form *p = args->params;
   acc_t *scratch = args->workspace;
@@ -219,6 +317,7 @@ OMC_KERNEL(BatchNormGrad, args) {
                    .gamma = parameter(args, 2, p->channels, &scratch),
                    .mean = args->in[3].data,
                    .rstd = args->in[4].data,
+                   .beta = omc_in_data(args, 5),
                    .dx = omc_out_data(args, 0),
                    .dgamma = omc_out_data(args, 1),
                    .dbeta = omc_out_data(args, 2)};

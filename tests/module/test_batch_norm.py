@@ -1,0 +1,112 @@
+"""BatchNorm with what comes after it, a sum, Relu, or both, stored at once and differentiated at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortmodule_c import ORTModule
+
+# By dtype how far results may be from PyTorch's, of the largest of them.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SHAPES = [(5, 3, 7, 9), (4, 4, 4, 4), (6, 17, 1, 1), (6, 5), (24, 67), (3, 4, 9), (1, 3, 2, 5)]
+FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda y, x: y.relu(),
+    "sum": lambda y, x: y + x,
+    "sum_from_the_left": lambda y, x: x.neg() + y,
+    "sum_then_relu": lambda y, x: torch.relu(y + x),
+    "relu_then_sum": lambda y, x: y.relu() + x,
+    "sum_of_both": lambda y, x: y + y,
+    "both_read": lambda y, x: y.relu() * y,
+    "row_added": lambda y, x: (y + x[:1]).relu(),
+}
+# Of 16 bits, whether a sum is above 0 depends on how y, within a unit in the last place of PyTorch's, is rounded.
+RELU_OF_SUMS = {"sum_then_relu", "row_added"}
+CASES = [(form, dtype) for form in FORMS for dtype in TOLERANCE if form not in RELU_OF_SUMS or dtype.itemsize > 2]
+
+
+class Net(nn.Module):
+    """BatchNorm of what another op makes, and some form of what comes after it."""
+
+    def __init__(self, shape: tuple[int, ...], form: Callable[[Tensor, Tensor], Tensor], **options: bool) -> None:
+        super().__init__()
+        kinds = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}
+        self.norm = kinds[len(shape)](shape[1], **options)
+        self.form = form
+        if self.norm.affine:
+            nn.init.uniform_(self.norm.weight, -1.5, 1.5)
+            nn.init.uniform_(self.norm.bias, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        return self.form(self.norm(x), x)
+
+
+def both(net: Net, x: Tensor, between: Callable[[nn.Module], None] = lambda net: None) -> None:
+    """Two steps of the net and of a wrapped copy: outputs, gradients and running statistics."""
+    eager, ours = copy.deepcopy(net), ORTModule(copy.deepcopy(net))
+    for _ in range(2):
+        results = []
+        for model, inner in ((eager, eager), (ours, ours.module)):
+            model.zero_grad()
+            given = x.clone().requires_grad_()
+            y = model(given)
+            between(inner)
+            (y * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+            results.append([y, given.grad, *(p.grad for p in inner.parameters()), *inner.buffers()])
+        for a, b in zip(*results, strict=True):
+            if a.is_floating_point():
+                largest = max(1.0, a.detach().abs().nan_to_num(0, 0, 0).max().item())
+                torch.testing.assert_close(b, a, rtol=0, atol=TOLERANCE[a.dtype] * largest, equal_nan=True)
+            else:
+                assert torch.equal(b, a)
+
+
+@pytest.mark.parametrize(("form", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_as_in_eager(shape: tuple[int, ...], form: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = Net(shape, FORMS[form]).to(dtype)
+    both(net, torch.randn(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}], ids=str)
+def test_without_parameters_or_statistics(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    both(Net((4, 3, 5), FORMS["relu"], **options), torch.randn(4, 3, 5))
+
+
+def test_a_bias_that_changes_before_the_backward() -> None:
+    """PyTorch's gradient does not read it."""
+    torch.manual_seed(0)
+
+    def change(net: nn.Module) -> None:
+        with torch.no_grad():
+            net.norm.bias.add_(0.25)
+
+    both(Net((4, 3, 5), FORMS["relu"]), torch.randn(4, 3, 5), change)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("nan"), float("inf")])
+def test_channels_of_one_value(value: float) -> None:
+    """Of a scale of 0 every y is the bias, of which 0 is on the edge."""
+    torch.manual_seed(0)
+    net = Net((4, 3, 5), FORMS["relu"])
+    with torch.no_grad():
+        net.norm.weight[:2] = 0
+        net.norm.bias[0] = value
+    both(net, torch.randn(4, 3, 5))
+
+
+def test_what_is_rounded_to_0_is_not_above_it() -> None:
+    """Of float16, y below the least number there is, whose gradient is 0."""
+    torch.manual_seed(0)
+    net = Net((8, 3, 5), FORMS["relu"])
+    with torch.no_grad():
+        net.norm.weight.fill_(2e-8)
+        net.norm.bias.zero_()
+    both(net.to(torch.float16), torch.randn(8, 3, 5, dtype=torch.float16))
