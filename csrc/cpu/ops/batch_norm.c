@@ -31,7 +31,9 @@ static channel channel_of(const batch_job *job, int64_t c) {
 
 static bool is_plain(const batch_job *job) { return !job->added && !job->p->relu; }
 
-OMC_INLINE vacc_t relu(vacc_t x) { return vblend(x < vset(0), vset(0), x); }
+OMC_INLINE vacc_t normalized(const channel *c, vacc_t x) {
+  return vfma(x - vset(c->mean), vset(c->scale), vset(c->shift));
+}
 
 /* As it would be after being stored. */
 OMC_INLINE vacc_t as_stored(vacc_t x) {
@@ -41,29 +43,37 @@ OMC_INLINE vacc_t as_stored(vacc_t x) {
   return vld(stored);
 }
 
-OMC_INLINE vacc_t normalized(const channel *c, vacc_t x) {
-  return vfma(x - vset(c->mean), vset(c->scale), vset(c->shift));
-}
-
 /* Stores y of n elements of a channel. */
-OMC_INLINE void store_plane(const batch_job *job, const channel *c, int64_t at, int64_t n) {
-  if (is_plain(job)) {
-    normalize_plane(job->x + at, n, c->mean, c->scale, c->shift, job->y + at);
-    return;
-  }
+OMC_INLINE void store_plane(const batch_job *job, const channel *c, int64_t at, int64_t n,
+                            bool added, bool relu) {
   for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
     vacc_t y = as_stored(normalized(c, vld_fill(job->x + k, left, 0)));
-    if (job->added) y = as_stored(y + vld_fill(job->added + k, left, 0));
-    vst_upto(job->y + k, job->p->relu ? relu(y) : y, left);
+    if (added) y = as_stored(y + vld_fill(job->added + k, left, 0));
+    vst_upto(job->y + k, relu ? vblend(y < vset(0), vset(0), y) : y, left);
   }
 }
+static void normalize(const batch_job *job, const channel *c, int64_t at, int64_t n) {
+  if (is_plain(job))
+    normalize_plane(job->x + at, n, c->mean, c->scale, c->shift, job->y + at);
+  else if (!job->added)
+    store_plane(job, c, at, n, false, true);
+  else if (job->p->relu)
+    store_plane(job, c, at, n, true, true);
+  else
+    store_plane(job, c, at, n, true, false);
+}
 
-/* The gradient of y before Relu, of up to a vector of elements of a channel; 0 past the end. */
-OMC_INLINE vacc_t slope_at(const batch_job *job, const channel *c, int64_t k, int64_t left) {
-  const vacc_t dy = vld_fill(job->dy + k, left, 0);
-  if (!job->p->relu) return dy;
-  const vacc_t y = as_stored(normalized(c, vld_fill(job->x + k, left, 0)));
-  return vblend(y <= vset(0), vset(0), dy);
+/* Of up to a vector of elements of a channel x - mean, and the gradient of y before Relu: both are
+ * 0 past the end. */
+typedef struct {
+  vacc_t off, dy;
+} slopes;
+
+OMC_INLINE slopes slopes_at(const batch_job *job, const channel *c, int64_t k, int64_t left,
+                            bool relu) {
+  const vacc_t x = vld_fill(job->x + k, left, c->mean), dy = vld_fill(job->dy + k, left, 0);
+  const vacc_t y = as_stored(normalized(c, x));
+  return (slopes){x - vset(c->mean), relu ? vblend(y <= vset(0), vset(0), dy) : dy};
 }
 
 /* Stores element c of output i, a running statistic after a batch, which leaves it as it is if it
@@ -155,11 +165,10 @@ static void store_row_of_columns(const batch_job *job, const columns *of, int64_
   }
 }
 
-static void load_slopes(const batch_job *job, const columns *of, int64_t at, int64_t n,
-                        acc_t *slopes) {
-  for (int64_t j = 0; j < n; j++) slopes[j] = ld(job->dy + at + j);
+static void load_slopes(const batch_job *job, const columns *of, int64_t at, int64_t n, acc_t *dy) {
+  for (int64_t j = 0; j < n; j++) dy[j] = ld(job->dy + at + j);
   for (int64_t j = 0; job->p->relu && j < n; j++)
-    if (one_as_stored(one_normalized(of, j, ld(job->x + at + j))) <= 0) slopes[j] = 0;
+    if (one_as_stored(one_normalized(of, j, ld(job->x + at + j))) <= 0) dy[j] = 0;
 }
 
 /* Items are channels of `inner` contiguous elements for each row of the batch. */
@@ -174,7 +183,7 @@ static void batch_forward_planes(omc_range range, void *ctx) {
     const statistics of = statistics_about(p, first, (acc_t)(sum / count(p)));
     store_statistics(job, c, of.mean, of.squares);
     const channel here = channel_of(job, c);
-    for (int64_t b = 0; b < p->batch; b++) store_plane(job, &here, c * n + b * step, n);
+    for (int64_t b = 0; b < p->batch; b++) normalize(job, &here, c * n + b * step, n);
   }
 }
 
@@ -202,44 +211,69 @@ static void batch_forward_cols(omc_range range, void *ctx) {
   }
 }
 
-/* Adds the sums of dy and dy * xhat of n elements of a channel, in one order with Relu and without.
- */
-static void add_sums(const batch_job *job, const channel *c, int64_t at, int64_t n, double *sum_dy,
-                     double *sum_dyx) {
-  const storage_t *x = job->x + at, *dy = job->dy + at;
-  if (!job->p->relu) {
-    *sum_dy += (double)row_sum(dy, n);
-    *sum_dyx += (double)sum_of_slopes(dy, x, n, c->mean, c->rstd);
-    return;
+/* Adds dy and dy * xhat of n elements of a channel to the sums in the lanes of vectors. */
+OMC_INLINE moments add_slopes(const batch_job *job, const channel *c, int64_t at, int64_t n,
+                              bool relu, moments sums) {
+  const vacc_t rstd = vset(c->rstd);
+  vacc_t dy[CHAINS] = {{0}}, dyx[CHAINS] = {{0}};
+  int64_t k = 0;
+  while (k + CHAINS * OMC_VL <= n) {
+    OMC_UNROLL for (int i = 0; i < CHAINS; i++, k += OMC_VL) {
+      const slopes s = slopes_at(job, c, at + k, OMC_VL, relu);
+      dy[i] += s.dy;
+      dyx[i] += s.dy * s.off * rstd;
+    }
+    if (k % OMC_ROW_PIECE == 0) close_chains(dy, &sums.numbers), close_chains(dyx, &sums.squares);
   }
-  const vacc_t vmean = vset(c->mean), vrstd = vset(c->rstd);
-  *sum_dy += (double)OMC_ROW_SUM(k, left, n, slope_at(job, c, at + k, left));
-  *sum_dyx += (double)OMC_ROW_SUM(
-      k, left, n,
-      slope_at(job, c, at + k, left) * (vld_fill(x + k, left, c->mean) - vmean) * vrstd);
+  for (; k < n; k += OMC_VL) {
+    const slopes s = slopes_at(job, c, at + k, n - k, relu);
+    dy[0] += s.dy;
+    dyx[0] += s.dy * s.off * rstd;
+  }
+  close_chains(dy, &sums.numbers), close_chains(dyx, &sums.squares);
+  return sums;
+}
+
+/* The sums of a channel, which are added up in double before they are long. */
+OMC_INLINE void sum_slopes(const batch_job *job, const channel *c, int64_t first, bool relu,
+                           double *sum_dy, double *sum_dyx) {
+  const omc_batch_form *p = job->p;
+  for (int64_t b = 0; b < p->batch;) {
+    moments sums = {vset(0), vset(0)};
+    for (int64_t n = 0; b < p->batch && n < OMC_ROW_PIECE; n += p->inner, b++)
+      sums = add_slopes(job, c, first + b * p->channels * p->inner, p->inner, relu, sums);
+    *sum_dy += (double)vsum(sums.numbers);
+    *sum_dyx += (double)vsum(sums.squares);
+  }
+}
+
+OMC_INLINE void store_slopes(const batch_job *job, const channel *c, int64_t at, int64_t n,
+                             bool relu, acc_t factor, acc_t mean_dy, acc_t mean_dyx) {
+  for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
+    const slopes s = slopes_at(job, c, k, left, relu);
+    const vacc_t d = s.dy - vset(mean_dy) - s.off * vset(c->rstd) * vset(mean_dyx);
+    vst_upto(job->dx + k, vset(factor) * d, left);
+  }
+}
+
+OMC_INLINE void backward_plane(const batch_job *job, int64_t c, bool relu) {
+  const omc_batch_form *p = job->p;
+  const int64_t n = p->inner, step = p->channels * n;
+  const channel here = channel_of(job, c);
+  double sum_dy = 0, sum_dyx = 0;
+  sum_slopes(job, &here, c * n, relu, &sum_dy, &sum_dyx);
+  const acc_t factor = store_gradients(job, c, &sum_dy, &sum_dyx);
+  for (int64_t b = 0; b < p->batch; b++)
+    store_slopes(job, &here, c * n + b * step, n, relu, factor, (acc_t)sum_dy, (acc_t)sum_dyx);
 }
 
 static void batch_backward_planes(omc_range range, void *ctx) {
   const batch_job *job = ctx;
-  const omc_batch_form *p = job->p;
-  const int64_t n = p->inner, step = p->channels * n;
-  for (int64_t c = range.begin; c < range.end; c++) {
-    const channel here = channel_of(job, c);
-    const vacc_t mean = vset(here.mean), rstd = vset(here.rstd);
-    double sum_dy = 0, sum_dyx = 0;
-    for (int64_t b = 0; b < p->batch; b++)
-      add_sums(job, &here, c * n + b * step, n, &sum_dy, &sum_dyx);
-    const vacc_t factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
-    const vacc_t mean_dy = vset((acc_t)sum_dy), mean_dyx = vset((acc_t)sum_dyx);
-    for (int64_t b = 0; b < p->batch; b++) {
-      const int64_t at = c * n + b * step;
-      for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
-        const vacc_t xhat = (vld_fill(job->x + k, left, 0) - mean) * rstd;
-        const vacc_t d = slope_at(job, &here, k, left) - mean_dy - xhat * mean_dyx;
-        vst_upto(job->dx + k, factor * d, left);
-      }
-    }
-  }
+  for (int64_t c = range.begin; c < range.end; c++)
+    if (job->p->relu)
+      backward_plane(job, c, true);
+    else
+      backward_plane(job, c, false);
 }
 
 static void batch_backward_cols(omc_range range, void *ctx) {
