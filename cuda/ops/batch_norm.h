@@ -210,7 +210,8 @@ OMC_INLINE void write_pack(const omc_batch_norm &p, int64_t first, int lanes, Ea
 #pragma unroll
   for (int l = 0; l < OMC_ROW_PACK; l++) {
     if (l >= lanes) break;
-    out[l] = element<storage_t>(each(l < left ? here : after, l));
+    const Of of = l < left ? here : after;
+    out[l] = element<storage_t>(each(of, l));
   }
   omc_store((storage_t *)p.out + first, out, lanes);
 }
