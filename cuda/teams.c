@@ -11,6 +11,8 @@ enum {
   SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
   COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
   NEIGHBOURS = 8,    /* lanes of a warp with lines side by side: whole sectors of memory */
+  PACKED = 2,        /* the same of lanes with packs of lines */
+  FEW_PACKS = 16,    /* of a thread, that are read sooner than parts are joined */
   BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
   WALK_BLOCKS = 384, /* three for each multiprocessor of a large GPU */
   PART_PACKS = 8,    /* of a thread in a part, at least */
@@ -53,15 +55,26 @@ static int32_t lanes_across(int64_t n, int64_t pack) {
   return lanes;
 }
 
-static omc_cuda_team columns_of(omc_gpu_lines *lines, int64_t pack, bool by_parts,
-                                const char *name) {
-  lines->across = lanes_across(lines->kept.n, pack);
-  const int64_t sharing = WARP / lines->across; /* lanes of a warp */
+static omc_cuda_team share_out_columns(omc_gpu_lines *lines, int32_t across, int64_t pack,
+                                       bool by_parts, const char *name) {
+  const int64_t sharing = WARP / across; /* lanes of a warp */
   int64_t warps = 1;
   while (warps < COLUMN_WARPS && warps * sharing * SHORT < lines->along.n) warps *= 2;
-  const int64_t blocks = omc_ceil_div(lines->kept.n, lines->across * pack);
+  const int64_t blocks = omc_ceil_div(lines->kept.n, across * pack);
+  lines->across = across;
   cut_in_parts(lines, by_parts ? blocks : BUSY_BLOCKS, warps * sharing * PART_PACKS);
   return (omc_cuda_team){name, {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
+}
+
+/* Parts take another launch, which short packs of lines do without, each of more warps. */
+static omc_cuda_team columns_of(omc_gpu_lines *lines, int64_t pack, bool by_parts,
+                                const char *name) {
+  const int32_t across = lanes_across(lines->kept.n, pack);
+  const omc_cuda_team team = share_out_columns(lines, across, pack, by_parts, name);
+  const bool short_packs =
+      pack > 1 && across > PACKED && lines->along.n <= COLUMN_WARPS * (WARP / PACKED) * FEW_PACKS;
+  return lines->parts > 1 && short_packs ? share_out_columns(lines, PACKED, pack, false, name)
+                                         : team;
 }
 
 static omc_cuda_team narrow_columns_of(omc_gpu_lines *lines, bool by_parts) {

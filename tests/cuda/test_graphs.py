@@ -390,7 +390,9 @@ def test_a_capture_of_the_users_goes_on_where_another_stream_is_given_constants(
 def test_a_capture_of_the_users_goes_on_where_another_stream_is_given_what_is_new(gpu: Gpu) -> None:
     """Constants that take fresh memory, kernels that are loaded, a graph that is made."""
     n, x = 1 << 20, gpu.put(torch.full((3,), 0.5))
-    text = f"input %x : f32[3]\nconst %c : f32[{n}] = @\n%m = ReduceSum(%c)\n%y = Acosh(%m)\n%z = Mul(%x, %y)\nreturn %z\n"
+    text = (
+        f"input %x : f32[3]\nconst %c : f32[{n}] = @\n%m = ReduceSum(%c)\n%y = Acosh(%m)\n%z = Mul(%x, %y)\nreturn %z\n"
+    )
     with captured(gpu, gpu.stream()) as graph:
         gpu.use(0)
         session = gpu.core.Session(text, {"c": torch.full((n,), 2.0**-19)}, provider="gpu")

@@ -90,6 +90,15 @@ def test_of_nothing_a_sum_is_0_and_a_mean_nan(gpu: Gpu) -> None:
     assert reduced(gpu, "ReduceSum", torch.empty(0, 3), [1]).shape == (0,)
 
 
+@pytest.mark.parametrize(("rows", "columns", "launches"), [(1024, 776, 1), (2048, 48, 1), (2049, 48, 2), (4096, 16, 2)])
+def test_sums_of_few_rows_take_one_launch(gpu: Gpu, rows: int, columns: int, launches: int) -> None:
+    """Where lanes side by side leave enough of them to go along the rows."""
+    x = few(rows, columns, dtype=torch.bfloat16)
+    with gpu.launches() as found:
+        assert torch.equal(reduced(gpu, "ReduceSum", x, [0]), x.double().sum(0).to(x.dtype))
+    assert len(found) == launches
+
+
 LINES = [((5, 37), -1), ((2, 1100), -1), ((2, 9001), -1), ((33, 5), -1), ((4, 50, 7), 1), ((2, 3, 40), 1), ((1,), 0)]
 
 
