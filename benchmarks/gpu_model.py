@@ -292,9 +292,15 @@ def summed_bytes(step: Step) -> float:
     row, size = step.inputs[0].shape[-1], SIZES[step.inputs[0].dtype]
     if step.op in ("LayerNormGrad", "RmsNormGrad") and 8 < row <= 1024 and row * size % 16 == 0:
         return 0.0
-    most = max(v.numel for v in step.inputs)
-    read = sum(v.numel * SIZES[v.dtype] for v in step.inputs if v.numel == most)
-    return read if step.op.endswith("Grad") or step.op == "BatchNorm" else 0.0
+    if not step.op.endswith("Grad") and step.op != "BatchNorm":
+        return 0.0
+    summed = step.inputs[: 1 if step.op == "BatchNorm" else 2]
+    return sum(v.numel * SIZES[v.dtype] for v in summed)
+
+
+def launches_of_reduction(step: Step) -> int:
+    """Another joins parts, where there are more rows than one goes along (columns_of of cuda/teams.c)."""
+    return 1 if step.inputs[0].numel <= 2048 * step.outputs[0].numel else 2
 
 
 def rows_of(step: Step) -> int:
@@ -319,7 +325,7 @@ KINDS = (
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
     Kind("casts of weights", r"Casts", "fma", r"cast_each", lambda s: math.ceil(len(s.inputs) / 128), packs=4),
     Kind("norms", r"\w*Norm\w*", "fma", r"(sums_of_)?{op}_\w+", lambda _: 2, apart_bytes=summed_bytes, packs=4),
-    Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=lambda _: 2, packs=4),
+    Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=launches_of_reduction, packs=4),
     Kind("picks", r"Gather\w*|Embedding", kernels=r"rows_\w+"),
     Kind("copies", r"Transpose|Concat|Split|Slice\w*|Expand|Pad|Tile", kernels=r"copy_\w+|transpose_\w+"),
     Kind("losses", r"\w*CrossEntropy\w*|\w*Loss\w*", kernels=r"\w*CrossEntropy\w*|\w*Loss\w*", launches=lambda _: 2),

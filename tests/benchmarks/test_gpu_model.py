@@ -203,4 +203,5 @@ def test_every_step_of_a_model_is_of_some_kind_and_nothing_is_run() -> None:
         kind = kind_of(step)
         assert [*kernels_of(step, kind, kernels)] or kind.name not in ("norms", "elementwise"), step
     assert any(step.inputs[0].dtype == "bf16" for step in steps if kind_of(step).name == "products")
-    assert not kernels or kernels["program"]["registers"] > 8
+    programs = [numbers for name, numbers in kernels.items() if name.startswith("program ")]
+    assert not kernels or (programs and all(numbers["registers"] > 8 for numbers in programs))
