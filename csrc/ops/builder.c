@@ -22,7 +22,7 @@ static bool given(omc_builder *b, const omc_value *x, const char *what) {
 static omc_status build(omc_builder *b, const omc_node_spec *spec, omc_value **out) {
   omc_node *node;
   OMC_TRY(omc_graph_add_node(b->graph, spec, &node));
-  for (uint32_t i = 0; i < node->n_out && i < node->n_in; i++)
+  for (uint32_t i = 0; i < node->n_out && i < 32; i++)
     if (omc_op_get(node->op)->updates >> i & 1 && !omc_in(node, i)) node->out[i] = NULL;
   omc_status status = omc_node_check(node);
   if (status == OMC_OK) status = omc_op_get(node->op)->infer(node);
