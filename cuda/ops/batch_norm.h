@@ -40,19 +40,32 @@ OMC_INLINE acc_t *sums_of(const omc_batch_norm &p, int which) {
   return (acc_t *)p.partial + which * p.parts * p.channels;
 }
 
+/* The mean of each line's first packs, to the bit where they are all the same: what it is rounded
+ * by is added. 0 if it is not finite. */
+template <typename Team>
+OMC_INLINE omc_of_lines<acc_t, Team> mean_of_head(const Team &head, omc_line<storage_t, Team> &x) {
+  const acc_t n = (acc_t)(head.last - head.first);
+  omc_of_lines<acc_t, Team> mean = {};
+#pragma unroll
+  for (int pass = 0; pass < 2; pass++) {
+    const omc_of_lines<acc_t, Team> off =
+        omc_fold_lines<omc_sum, acc_t>(head, [&](omc_at at) { return x[at] - mean[at]; }, x);
+#pragma unroll
+    for (int l = 0; l < Team::LINES; l++) {
+      const acc_t moved = mean.of[l] + off.of[l] / n;
+      mean.of[l] = moved - moved == 0 ? moved : 0;
+    }
+  }
+  return mean;
+}
+
 /* Mean and squares about it of a part of a channel, of one pass about what is near: the mean of the
  * part's first packs. What is lost by that is bounded, as these are a part of what varies. */
 template <typename Team>
 OMC_INLINE void statistics(const Team &team, const omc_batch_norm &p) {
   const acc_t n = (acc_t)(team.last - team.first);
-  const Team head = omc_head(team);
   omc_line<storage_t, Team> x(team, p.x);
-  const omc_of_lines<acc_t, Team> sum =
-      omc_fold_lines<omc_sum, acc_t>(head, [&](omc_at at) { return x[at]; }, x);
-  const omc_of_lines<acc_t, Team> near = omc_each_line<acc_t>(team, [&](int64_t, int l) {
-    const acc_t mean = sum.of[l] / (acc_t)(head.last - head.first);
-    return mean - mean == 0 ? mean : 0; /* of what is not finite any */
-  });
+  const omc_of_lines<acc_t, Team> near = mean_of_head(omc_head(team), x);
   const omc_of_lines<omc_two, Team> off = omc_fold_lines<omc_sum, omc_two>(
       team,
       [&](omc_at at) {

@@ -329,6 +329,15 @@ def test_a_variance_keeps_its_digits_beside_a_large_mean(gpu: Gpu) -> None:
     torch.testing.assert_close(rstd.double() ** -2, x.double().var(correction=0)[None], rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("n", [3, 7, 33, 3000])
+def test_channels_of_one_value_have_no_variance(gpu: Gpu, n: int) -> None:
+    """Also where the sum of its elements is rounded, and squares of what that takes are infinite."""
+    x = torch.tensor([1.1, 123456.7, -7e30]).repeat(n, 1)
+    y, mean, rstd = gpu.forward(graph("BatchNorm(%x0) {epsilon=0.25}", [x], 3), [x], outputs=3)
+    assert torch.equal(y, torch.zeros_like(x)) and torch.equal(mean, x[0])
+    assert torch.equal(rstd, torch.full((3,), 2.0))
+
+
 POOLS = [
     ("AveragePool", "kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad={i}"),
     ("AveragePool", "kernel_shape=[7, 9], divisor_override={i}"),
