@@ -28,11 +28,13 @@ static omc_status need_params(const omc_node *node, const omc_shape *shape) {
 }
 
 /* Sets the types of y, mean and rstd. */
-static void set_types(omc_node *node, omc_dtype y, const omc_shape *stats) {
+static omc_status set_types(omc_node *node, omc_dtype y, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 0)->type;
+  if (!omc_out(node, 0)) OMC_NODE_FAIL(node, EINVALID, "output y must be there");
   omc_set_type(node, 0, y, &x->shape);
   omc_set_type(node, 1, omc_dtype_acc(x->dtype), stats);
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), stats);
+  return OMC_OK;
 }
 
 /* Whether y, or its gradient, may be of that dtype. */
@@ -68,8 +70,7 @@ static omc_status infer_layer(omc_node *node) {
   if (!fits(y, x->dtype))
     OMC_NODE_FAIL(node, EDTYPE, "what is made of %s cannot be %s", omc_dtype_get(x->dtype)->text,
                   omc_dtype_get(y)->text);
-  set_types(node, y, &stats);
-  return OMC_OK;
+  return set_types(node, y, &stats);
 }
 
 /* Gradient of any of these: `params` is the shape of gamma and beta, `stats` that of the
@@ -156,8 +157,7 @@ static omc_status infer_group(omc_node *node) {
   omc_group_form p;
   OMC_TRY(omc_group_form_of(node, 0, &params, &stats, &p));
   OMC_TRY(need_params(node, &params));
-  set_types(node, omc_in(node, 0)->type.dtype, &stats);
-  return OMC_OK;
+  return set_types(node, omc_in(node, 0)->type.dtype, &stats);
 }
 
 static omc_status infer_group_grad(omc_node *node) {
@@ -205,9 +205,7 @@ static omc_status infer_batch(omc_node *node) {
                     names[i - 1]);
   if (!omc_out(node, 1) || !omc_out(node, 2))
     OMC_NODE_FAIL(node, EINVALID, "outputs mean and rstd must be there");
-  omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &channels);
-  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &channels);
+  OMC_TRY(set_types(node, x->dtype, &channels));
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_in(node, i)) omc_set_type(node, i, omc_in(node, i)->type.dtype, &channels);
   omc_set_type(node, SHIFT, omc_dtype_acc(x->dtype), &channels);

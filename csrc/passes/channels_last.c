@@ -150,10 +150,13 @@ static omc_status adapt_pads(omc_builder *b, omc_node *node) {
   return b->status;
 }
 
+enum { ADDED = 5 }; /* input of BatchNorm */
+
 /* Images are rows of channels. */
 static omc_status adapt_channels(omc_builder *b, omc_node *node) {
-  const uint32_t n = node->op == OMC_OP_BatchNorm ? 1 : 2;
-  for (uint32_t i = 0; i < n; i++) {
+  const uint32_t images = node->op == OMC_OP_BatchNorm ? 1u | 1u << ADDED : 3u;
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    if (!(images >> i & 1) || !omc_in(node, i)) continue;
     const omc_shape *x = &omc_in(node, i)->type.shape;
     const omc_shape rows = {2, {omc_shape_span(x, 0, RANK - 1), x->dims[RANK - 1]}};
     omc_set_input(node, i, omc_reshape(b, omc_in(node, i), &rows));
@@ -210,7 +213,7 @@ static const op_images ops[OMC_N_OPS] = {
     [OMC_OP_AveragePoolGrad] = POOL(1, 1, IF_PLACED),
     [OMC_OP_AdaptiveAvgPool] = POOL(1, 1, IF_TURNED),
     [OMC_OP_AdaptiveAvgPoolGrad] = POOL(1, 1, IF_PLACED),
-    [OMC_OP_BatchNorm] = OTHER(1, 1, adapt_channels),
+    [OMC_OP_BatchNorm] = OTHER(1u | 1u << ADDED, 1, adapt_channels),
     [OMC_OP_BatchNormGrad] = OTHER(3, 1, adapt_channels),
     [OMC_OP_ReduceSum] = OTHER(1, 1, adapt_axes),
     [OMC_OP_ReduceMean] = OTHER(1, 1, adapt_axes),

@@ -213,8 +213,11 @@ static omc_value *batch_norm_relu_grad(omc_match *m) {
   const omc_node *node = shown(omc_in(relu, 1))->producer;
   if (!node || shown(omc_in(relu, 1))->index != 0 || node->op != OMC_OP_BatchNorm ||
       !omc_node_int(node, "relu") || omc_in(node, ADDED) ||
-      shown(omc_in(node, 0)) != shown(omc_in(root, 1)) || omc_in(node, GAMMA) != omc_in(root, 2) ||
-      omc_out(node, 1) != omc_in(root, 3) || omc_out(node, 2) != omc_in(root, 4))
+      shown(omc_in(node, 0)) != shown(omc_in(root, 1)) ||
+      !omc_type_equal(&omc_in(node, 0)->type, &omc_in(root, 1)->type) ||
+      !omc_type_equal(&omc_in(relu, 0)->type, &relu->out[0]->type) ||
+      omc_in(node, GAMMA) != omc_in(root, 2) || omc_out(node, 1) != omc_in(root, 3) ||
+      omc_out(node, 2) != omc_in(root, 4))
     return NULL;
   if (!omc_out(node, SHIFT)) node = with_shift(m->b, node);
   if (!node) return NULL;

@@ -329,6 +329,39 @@ def test_a_variance_keeps_its_digits_beside_a_large_mean(gpu: Gpu) -> None:
     torch.testing.assert_close(rstd.double() ** -2, x.double().var(correction=0)[None], rtol=1e-5, atol=0)
 
 
+AS_IF_STORED = """
+%q, %qm, %qr = BatchNorm(%x, %gamma, %beta)
+%y, %m, %r, _, _, %s = BatchNorm(%x, %gamma, %beta) {relu=1}
+%sum, %sm, %sr = BatchNorm(%x, %gamma, %beta, _, _, %added)
+%cut, %cm, %cr = BatchNorm(%x, %gamma, %beta, _, _, %added) {relu=1}
+%dz = ReluGrad(%dy, %y)
+%dx, %dg, %db = BatchNormGrad(%dz, %x, %gamma, %m, %r)
+%ex, %eg, %eb = BatchNormGrad(%dy, %x, %gamma, %m, %r, %s) {relu=1}
+return %q, %y, %sum, %cut, %dz, %dx, %dg, %db, %ex, %eg, %eb
+"""
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-24])
+@pytest.mark.parametrize("shape", [(64, 8), (5, 67), (9, 3, 1, 1), (5, 3, 7), (4, 8, 32)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_what_comes_after_a_norm_of_channels_is_as_if_that_were_stored(
+    gpu: Gpu, shape: tuple[int, ...], dtype: torch.dtype, scale: float
+) -> None:
+    """To the bit, where many elements of y are near 0, or are rounded to it."""
+    acc, channels = torch.float64 if dtype == torch.float64 else torch.float32, shape[1]
+    x, dy, added = (few(*shape, dtype=dtype) for _ in range(3))
+    x, added = x * 3 + random(*shape, dtype=dtype).round(), added.flip(0)
+    gamma = scale * random(channels, dtype=acc, seed=1)
+    _, mean, rstd = gpu.forward(graph("BatchNorm(%x0)", [x], 3), [x], outputs=3)
+    beta = -(x.transpose(0, 1).reshape(channels, -1)[:, 0].to(acc) - mean) * (rstd * gamma)
+    given = {"x": x, "gamma": gamma, "beta": beta, "dy": dy, "added": added}
+    text = "\n".join(f"input %{name} : {type_text(t)}" for name, t in given.items()) + AS_IF_STORED
+    q, y, total, cut, _, *grads = gpu.forward(text, [*given.values()], outputs=11)
+    assert torch.equal(y, q.relu())
+    assert torch.equal(total, q + added) and torch.equal(cut, (q + added).relu())
+    assert all(torch.equal(a, b) for a, b in zip(grads[:3], grads[3:], strict=True))
+
+
 @pytest.mark.parametrize("n", [3, 7, 33, 3000])
 def test_channels_of_one_value_have_no_variance(gpu: Gpu, n: int) -> None:
     """Also where the sum of its elements is rounded, and squares of what that takes are infinite."""

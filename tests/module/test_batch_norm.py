@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 
 # By dtype how far results may be from PyTorch's, of the largest of them.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -102,11 +103,47 @@ def test_channels_of_one_value(value: float) -> None:
     both(net, torch.randn(4, 3, 5))
 
 
-def test_what_is_rounded_to_0_is_not_above_it() -> None:
-    """Of float16, y below the least number there is, whose gradient is 0."""
+@pytest.mark.parametrize("shape", [(8, 3, 5), (9, 67)], ids=str)
+def test_what_is_rounded_to_0_is_not_above_it(shape: tuple[int, ...]) -> None:
+    """Of float16, y below half of the least number there is, whose gradient is 0."""
     torch.manual_seed(0)
-    net = Net((8, 3, 5), FORMS["relu"])
+    net = Net(shape, FORMS["relu"])
     with torch.no_grad():
-        net.norm.weight.fill_(2e-8)
+        net.norm.weight.fill_(2.0**-24)
         net.norm.bias.zero_()
-    both(net.to(torch.float16), torch.randn(8, 3, 5, dtype=torch.float16))
+    x = torch.randn(shape, dtype=torch.float16)
+    both(net.to(torch.float16), x)
+    y = F.batch_norm(torch.tanh(x).float(), None, None, training=True)
+    assert ((y > 0) & (y < 0.5)).any()  # what is above 0 and is rounded to it
+
+
+def test_a_gradient_that_is_one_number_for_many() -> None:
+    torch.manual_seed(0)
+    for of in (lambda y: y.relu().mean(), lambda y: y.relu().sum(-1), lambda y: y.relu().mean((0, 2))):
+        net = Net((4, 3, 5), lambda y, x, of=of: of(y))
+        both(net, torch.randn(4, 3, 5))
+
+
+def test_sums_that_are_larger_than_float32_has() -> None:
+    """As PyTorch's, which are of doubles."""
+    torch.manual_seed(0)
+    n, x = nn.BatchNorm1d(1), torch.randn(5000, 1, 2)
+    ours, dy = ORTModule(copy.deepcopy(n)), torch.full((5000, 1, 2), 1e36)
+    for model in (n, ours):
+        given = x.clone().requires_grad_()
+        model(given).backward(dy)
+        assert given.grad.isfinite().all()
+
+
+def test_in_less_memory() -> None:
+    """What is made again is not brought up to date again."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(3)]
+    net = nn.Sequential(*layers).double()
+    eager, x = copy.deepcopy(net), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    ours = ORTModule(net, DebugOptions(fallback="error"), memory_budget=0.0)
+    for model in (eager, ours):
+        model(x).square().sum().backward()
+    for a, b in zip([*eager.parameters(), *eager.buffers()], [*net.parameters(), *net.buffers()], strict=True):
+        pairs = [(a, b)] if a.grad is None else [(a, b), (a.grad, b.grad)]
+        assert all(torch.allclose(x, y) for x, y in pairs)

@@ -409,7 +409,10 @@ def batch_norm(d: Draw, x: Value, added: Value | None, relu: bool) -> tuple[Valu
     y = d.add(x.dtype, x.shape)
     kept = [d.add("f64" if x.dtype == "f64" else "f32", of) for _ in range(2)]
     outs = [v.name for v in (y, *kept)] + [d.name() for v in running if v]
-    ins = ["_" if v is None else v.name for v in (x, gamma, beta, *running, added)]
+    given = [x, gamma, beta, *running, added]
+    while given[-1] is None:
+        given.pop()
+    ins = ["_" if v is None else v.name for v in given]
     attrs = ["epsilon=0.01"] * d.chance(0.5) + ["relu=1"] * relu
     d.lines.append(f"{', '.join(outs)} = BatchNorm({', '.join(ins)})" + f" {{{', '.join(attrs)}}}" * bool(attrs))
     return y, [gamma, *kept]

@@ -234,14 +234,14 @@ OMC_INLINE moments add_slopes(const batch_job *job, const channel *c, int64_t at
   return sums;
 }
 
-/* The sums of a channel, which are added up in double before they are long. */
+/* The sums of a channel, of which those of rows are added up in double. */
 OMC_INLINE void sum_slopes(const batch_job *job, const channel *c, int64_t first, bool relu,
                            double *sum_dy, double *sum_dyx) {
   const omc_batch_form *p = job->p;
-  for (int64_t b = 0; b < p->batch;) {
-    moments sums = {vset(0), vset(0)};
-    for (int64_t n = 0; b < p->batch && n < OMC_ROW_PIECE; n += p->inner, b++)
-      sums = add_slopes(job, c, first + b * p->channels * p->inner, p->inner, relu, sums);
+  for (int64_t b = 0; b < p->batch; b++) {
+    const moments none = {vset(0), vset(0)};
+    const int64_t at = first + b * p->channels * p->inner;
+    const moments sums = add_slopes(job, c, at, p->inner, relu, none);
     *sum_dy += (double)vsum(sums.numbers);
     *sum_dyx += (double)vsum(sums.squares);
   }
