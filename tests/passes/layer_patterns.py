@@ -275,3 +275,57 @@ def attention_of_split(d: Draw) -> Value:
     y = d.node("Attention", [q, k, v, mask], dtype, shape, attrs)
     d.lines[-1] = d.lines[-1].replace(y.name, f"{y.name}, {y.name}.lse", 1)
     return y
+
+
+# ---- BatchNorm and what comes after it ----
+
+
+def batch_norm(d: Draw, x: Value, added: Value | None, relu: bool) -> tuple[Value, list[Value | None]]:
+    """BatchNorm of x, maybe of more; and its gamma, mean and rstd."""
+    of = (x.shape[1],)
+    gamma, beta = (d.input(x.dtype, of) if d.chance(0.7) else None for _ in range(2))
+    running = [d.input(x.dtype, of), d.input(x.dtype, of)] if d.chance(0.3) else [None, None]
+    y = d.add(x.dtype, x.shape)
+    kept = [d.add("f64" if x.dtype == "f64" else "f32", of) for _ in range(2)]
+    outs = [v.name for v in (y, *kept)] + [d.name() for v in running if v]
+    given = [x, gamma, beta, *running, added]
+    while given[-1] is None:
+        given.pop()
+    ins = ["_" if v is None else v.name for v in given]
+    attrs = ["epsilon=0.01"] * d.chance(0.5) + ["relu=1"] * relu
+    d.lines.append(f"{', '.join(outs)} = BatchNorm({', '.join(ins)})" + f" {{{', '.join(attrs)}}}" * bool(attrs))
+    return y, [gamma, *kept]
+
+
+def batch_norm_input(d: Draw) -> Value:
+    channels = d.rng.choice((1, 2, 3, 5))
+    shape = (d.rng.choice((2, 3, 5)), channels, *d.shape(d.rng.randint(0, 2), (1, 2, 3)))
+    return d.input(d.rng.choice(FLOATS), shape)
+
+
+def batch_norm_added(d: Draw) -> Value:
+    x = batch_norm_input(d)
+    early = d.input(x.dtype, x.shape if d.chance(0.9) else d.part(x.shape))
+    y, _ = batch_norm(d, x, None, d.chance(0.1))
+    late = d.ew("Neg", early) if d.chance(0.5) else early
+    if late.shape == x.shape and d.chance(0.3):
+        shape = d.reshaped(x.shape)
+        y, late = d.reshape(y, shape), d.reshape(late, shape)
+    out = d.pair("Add", y, late)
+    return d.pair("Mul", out, out) if d.chance(0.2) else out
+
+
+def batch_norm_relu(d: Draw) -> Value:
+    x = batch_norm_input(d)
+    y, _ = batch_norm(d, x, d.input(x.dtype, x.shape) if d.chance(0.4) else None, d.chance(0.1))
+    y = y if d.chance(0.6) else d.reshape(y, d.reshaped(y.shape))
+    out = d.ew("Relu", y)
+    return d.pair("Mul", out, y) if d.chance(0.1) else out
+
+
+def batch_norm_relu_grad(d: Draw) -> Value:
+    x = batch_norm_input(d)
+    dy = d.input(x.dtype, x.shape)
+    y, (gamma, *kept) = batch_norm(d, x, d.input(x.dtype, x.shape) if d.chance(0.1) else None, d.chance(0.9))
+    dz = d.node("ReluGrad", [dy, y], x.dtype, x.shape)
+    return d.node("BatchNormGrad", [dz, x, gamma, *kept], x.dtype, x.shape)
