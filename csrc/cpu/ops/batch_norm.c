@@ -211,9 +211,10 @@ static void batch_forward_cols(omc_range range, void *ctx) {
   }
 }
 
-/* Adds dy and dy * xhat of n elements of a channel to the sums in the lanes of vectors. */
-OMC_INLINE moments add_slopes(const batch_job *job, const channel *c, int64_t at, int64_t n,
-                              bool relu, moments sums) {
+/* Sums of dy and dy * xhat of n elements of a channel, in the lanes of vectors. */
+OMC_INLINE moments sums_of_slopes(const batch_job *job, const channel *c, int64_t at, int64_t n,
+                                  bool relu) {
+  moments sums = {vset(0), vset(0)};
   const vacc_t rstd = vset(c->rstd);
   vacc_t dy[CHAINS] = {{0}}, dyx[CHAINS] = {{0}};
   int64_t k = 0;
@@ -239,9 +240,8 @@ OMC_INLINE void sum_slopes(const batch_job *job, const channel *c, int64_t first
                            double *sum_dy, double *sum_dyx) {
   const omc_batch_form *p = job->p;
   for (int64_t b = 0; b < p->batch; b++) {
-    const moments none = {vset(0), vset(0)};
     const int64_t at = first + b * p->channels * p->inner;
-    const moments sums = add_slopes(job, c, at, p->inner, relu, none);
+    const moments sums = sums_of_slopes(job, c, at, p->inner, relu);
     *sum_dy += (double)vsum(sums.numbers);
     *sum_dyx += (double)vsum(sums.squares);
   }
