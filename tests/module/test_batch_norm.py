@@ -20,13 +20,14 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda y, x: y + x,
     "sum_from_the_left": lambda y, x: x.neg() + y,
     "sum_then_relu": lambda y, x: torch.relu(y + x),
+    "in_place": lambda y, x: y.add_(x).relu_(),
     "relu_then_sum": lambda y, x: y.relu() + x,
     "sum_of_both": lambda y, x: y + y,
     "both_read": lambda y, x: y.relu() * y,
     "row_added": lambda y, x: (y + x[:1]).relu(),
 }
 # Of 16 bits, whether a sum is above 0 depends on how y, within a unit in the last place of PyTorch's, is rounded.
-RELU_OF_SUMS = {"sum_then_relu", "row_added"}
+RELU_OF_SUMS = {"sum_then_relu", "in_place", "row_added"}
 CASES = [(form, dtype) for form in FORMS for dtype in TOLERANCE if form not in RELU_OF_SUMS or dtype.itemsize > 2]
 
 
@@ -73,6 +74,16 @@ def test_as_in_eager(shape: tuple[int, ...], form: str, dtype: torch.dtype) -> N
     torch.manual_seed(0)
     net = Net(shape, FORMS[form]).to(dtype)
     both(net, torch.randn(shape, dtype=dtype))
+
+
+def test_without_gradients_and_under_autocast() -> None:
+    torch.manual_seed(0)
+    eager, x = Net((4, 4, 4, 4), FORMS["sum_then_relu"]), torch.randn(4, 4, 4, 4)
+    ours = ORTModule(copy.deepcopy(eager))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ours(x), eager(x))
+    for a, b in zip(eager.buffers(), ours.module.buffers(), strict=True):
+        torch.testing.assert_close(b, a)
 
 
 @pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}], ids=str)
@@ -142,8 +153,11 @@ def test_in_less_memory() -> None:
     net = nn.Sequential(*layers).double()
     eager, x = copy.deepcopy(net), torch.randn(2, 3, 16, 16, dtype=torch.float64)
     ours = ORTModule(net, DebugOptions(fallback="error"), memory_budget=0.0)
+    whole = ORTModule(copy.deepcopy(net))
+    whole(x).square().sum().backward()
     for model in (eager, ours):
         model(x).square().sum().backward()
     for a, b in zip([*eager.parameters(), *eager.buffers()], [*net.parameters(), *net.buffers()], strict=True):
         pairs = [(a, b)] if a.grad is None else [(a, b), (a.grad, b.grad)]
         assert all(torch.allclose(x, y) for x, y in pairs)
+    assert ours.stats()["arena_bytes"] < whole.stats()["arena_bytes"]
